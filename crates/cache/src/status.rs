@@ -24,6 +24,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Longest wait of who is told that all is on the PFS for mounts to hear of the drains' ends.
+const SHOWN_MAX: Duration = Duration::from_secs(2);
 
 /// A path from the mount's root as one below the PFS directory. EINVAL for one with `..`.
 fn below(path: &[u8]) -> Result<Vec<u8>> {
@@ -197,9 +201,39 @@ impl CacheFs {
 
     /// What is not on the PFS of a file or tree. A path that is not on the PFS is told of too, if
     /// there is something for it here.
+    ///
+    /// Where nothing is left mounts have heard of it, unless one does not hear for [`SHOWN_MAX`]: who is told so and looks sees the
+    /// times that the drain gave.
     pub fn tree_state(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
         let below = below(path)?;
         let files = self.listed_below(&below)?;
+        let tree = self.tree_of(caller, path, &below, &files)?;
+        if tree.is_durable() {
+            self.wait_until_shown(&files);
+        }
+        Ok(tree)
+    }
+
+    /// Waits until mounts have heard of the ends of drains: of `files`, and of those that are listed no more.
+    fn wait_until_shown(&self, files: &[Arc<CacheFile>]) {
+        let until = Instant::now() + SHOWN_MAX;
+        for file in files {
+            drop(file.drain.try_lock_until(until));
+        }
+        self.drainer.wait_for_ends(until);
+        if let Some(notify) = self.notify.read().clone() {
+            notify.wait_heard_within(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// What is not on the PFS of `files`, which are those below the path.
+    fn tree_of(
+        &self,
+        caller: &Caller,
+        path: &[u8],
+        below: &[u8],
+        files: &[Arc<CacheFile>],
+    ) -> Result<TreeState> {
         let pfs_error = self.probe.trouble(&self.pfs);
         let asked = match below.is_empty() {
             // The root is what it is.
@@ -226,8 +260,8 @@ impl CacheFs {
         if below.is_empty() {
             tree.policy = Some(self.policy_of(Ino::ROOT).to_string());
         }
-        let on_pfs_bytes = self.add_listed(&mut tree, caller, &files)?;
-        self.add_lost(&mut tree, caller, &below);
+        let on_pfs_bytes = self.add_listed(&mut tree, caller, files)?;
+        self.add_lost(&mut tree, caller, below);
         tree.drained_bytes = self.counters.on_their_way();
         tree.rate_bytes_per_s = self.counters.drain_rate();
         // Of what waits for a policy, a decision or another try nobody knows.
@@ -236,8 +270,8 @@ impl CacheFs {
             tree.eta_s = Some(left_bytes as f64 / tree.rate_bytes_per_s);
         }
         if named.is_none()
-            && let [file] = &files[..]
-            && self.is_at(file, &below)
+            && let [file] = files
+            && self.is_at(file, below)
         {
             tree.file = Some(self.describe(file)?);
         }
@@ -248,7 +282,7 @@ impl CacheFs {
             && stat.kind() == FileKind::File
             && tree.file.is_none()
         {
-            let ours = self.conflict_at(&below);
+            let ours = self.conflict_at(below);
             tree.file = Some(match (ours, files.first(), self.find(stat.key)?) {
                 (Some(file), ..) | (None, _, Some(file)) => self.describe(&file)?,
                 (None, Some(file), None) => self.describe(file)?,
@@ -363,7 +397,9 @@ impl CacheFs {
 
     /// What is not on the PFS of all; never less than is known.
     pub(super) fn whole_tree(&self) -> TreeState {
-        self.tree_state(&Caller::root(), b"/").unwrap_or_else(|error| {
+        let listed = self.listed_below(b"");
+        let tree = listed.and_then(|files| self.tree_of(&Caller::root(), b"/", b"", &files));
+        tree.unwrap_or_else(|error| {
             tracing::warn!(%error, "where all files are cannot be told");
             TreeState { files: self.dirty_files(), ..TreeState::default() }
         })

@@ -166,6 +166,13 @@ impl Control {
         Ok(control)
     }
 
+    /// For who has other things to do at `end`: the greeting and each answer are waited for until then, or for a moment
+    /// ([`LIMITED_EACH_LEAST`]) where it is over.
+    pub fn connect_store_by(store_dir: &Path, end: Instant) -> Result<Control> {
+        let until = end.checked_sub(LIMITED_LEAST).unwrap_or(end);
+        Control::connect_store_limited(store_dir, Some(until), ANSWER_TIMEOUT)
+    }
+
     /// Sets the end of the asker's time anew.
     pub fn set_until(&mut self, until: Option<Instant>) {
         (self.until, self.is_limit) = (until, false);

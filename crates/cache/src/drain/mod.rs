@@ -31,7 +31,7 @@ use forebay_policy::when::{IDLE_DEFAULT, When};
 use forebay_policy::{Origin, watermarks};
 use forebay_proto::activity::ActivityKind;
 use forebay_proto::{Errno, Ino};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -96,6 +96,8 @@ pub(crate) struct Drainer {
     rate_bytes_per_s: AtomicU64,
     pace: Mutex<Pace>,
     dirs: DirSyncs,
+    /// Read by who ends a drain, from before the file is listed no more until mounts are told of it.
+    ends: RwLock<()>,
     /// From which the moments of the list count.
     origin: Origin,
 }
@@ -112,6 +114,7 @@ impl Drainer {
             rate_bytes_per_s: AtomicU64::new(rate_bytes_per_s),
             pace: Mutex::default(),
             dirs: DirSyncs::default(),
+            ends: RwLock::default(),
             origin,
         }
     }
@@ -124,6 +127,11 @@ impl Drainer {
 
     fn remove(&self, ino: Ino) -> bool {
         self.list.lock().queue.remove(ino)
+    }
+
+    /// Mounts are told of the drains of all files that are listed no more when this returns, or it is `until`.
+    pub fn wait_for_ends(&self, until: Instant) {
+        drop(self.ends.try_write_until(until));
     }
 
     /// A file was closed: its policy may want it now.
@@ -390,6 +398,7 @@ impl CacheFs {
                     drop(state);
                     return self.drainer.put_back(file, Instant::now() + WRITTEN_MEANWHILE, false);
                 }
+                let _ends = self.drainer.ends.read();
                 state.listed = false;
                 self.drainer.remove(file.ino);
                 drop(state);

@@ -5,6 +5,7 @@
 //! only when nothing below the path is left that the PFS does not have.
 
 use super::cached::Cached;
+use super::looking::{Looking, Work};
 use super::mount::must_not_hide;
 use super::stage::verified_text;
 use crate::args::{
@@ -78,7 +79,9 @@ fn connect_until(
     if let Some(named) = Cached::named(path, at)? {
         return Ok(named);
     }
+    let looking = Looking::at(path, Work::Other("look at"));
     let found = locate(path)?;
+    drop(looking);
     let control = Control::connect_store_until(&found.store_dir, until)?;
     Ok((Cached::Mounted(Box::new(control)), found.path_in_buffer))
 }

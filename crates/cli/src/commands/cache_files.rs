@@ -4,6 +4,7 @@
 
 use super::cache::{bytes, connect, locate, progress};
 use super::cached::Cached;
+use super::looking::{Looking, Work};
 use crate::args::{CachePathsArgs, CachePinArgs, ServerArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_proto::cache::{CacheRequest, CachedFile};
@@ -55,13 +56,16 @@ fn add_files_below(
     Ok(())
 }
 
-/// Who is asked about a path, and the files that it stands for.
+/// Who is asked about a path, the files that it stands for, and who tells when a server is waited for meanwhile; `what` is done
+/// with them.
 fn asked(
     path: &Path,
     at: &ServerArgs,
+    what: &'static str,
     failures: &mut Failures,
-) -> anyhow::Result<(Cached, Vec<PathBytes>)> {
+) -> anyhow::Result<(Cached, Vec<PathBytes>, Looking)> {
     let (mut cached, top) = connect(path, at)?;
+    let looking = Looking::at(path, Work::Other(what));
     let mut files = Vec::new();
     match &mut cached {
         Cached::Mounted(_) => {
@@ -74,7 +78,7 @@ fn asked(
         }
         Cached::Served(..) => files = cached.files_below(&top)?,
     }
-    Ok((cached, files.iter().map(|file| bytes(file)).collect()))
+    Ok((cached, files.iter().map(|file| bytes(file)).collect(), looking))
 }
 
 /// The first error is kept, others are told.
@@ -99,11 +103,12 @@ fn each(
     paths: &[PathBuf],
     at: &ServerArgs,
     json: bool,
+    what: &'static str,
     request: impl Fn(PathBytes) -> CacheRequest,
 ) -> Outcome {
     let mut failures = Failures::default();
     for path in paths {
-        let (mut cached, files) = asked(path, at, &mut failures)?;
+        let (mut cached, files, _looking) = asked(path, at, what, &mut failures)?;
         for file in files {
             match cached.file(request(file)) {
                 Ok(state) if json => print_json(&state)?,
@@ -120,7 +125,7 @@ pub fn warm(args: CachePathsArgs) -> Outcome {
     let mut failures = Failures::default();
     let (mut files, mut bytes_here) = (0u64, 0);
     for path in &args.paths {
-        let (mut cached, names) = asked(path, &args.at, &mut failures)?;
+        let (mut cached, names, _looking) = asked(path, &args.at, "warm", &mut failures)?;
         let bar = progress(names.len() as u64, "{bar:30} {pos}/{len} files {wide_msg}", args.json);
         let mut fetched: Vec<CachedFile> = Vec::with_capacity(names.len());
         for name in names {
@@ -179,12 +184,13 @@ fn no_longer_here(
 /// `forebay pin`.
 pub fn pin(args: CachePinArgs) -> Outcome {
     let on = !args.off;
-    each(&args.paths, &args.at, args.json, |path| CacheRequest::Pin { path, on })
+    let what = if on { "pin" } else { "unpin" };
+    each(&args.paths, &args.at, args.json, what, |path| CacheRequest::Pin { path, on })
 }
 
 /// `forebay invalidate`.
 pub fn invalidate(args: CachePathsArgs) -> Outcome {
-    each(&args.paths, &args.at, args.json, |path| CacheRequest::Invalidate { path })
+    each(&args.paths, &args.at, args.json, "invalidate", |path| CacheRequest::Invalidate { path })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! A look at a path in a mount waits for the server that has it, as any program does that looks there. A command that looks
-//! before it asks anybody says so when that takes long: whom the mount waits for, and why.
+//! A call on a path in a mount waits for the server that has it, as the calls of any program do. A command that makes such
+//! calls says so when they take long: whom the mount waits for, and why.
 //!
-//! Callers: `stage` (and so `commit`).
+//! Callers: `stage` (and so `commit`), `stripe`, `publish`, and the commands of a cache.
 
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::visible;
@@ -10,10 +10,19 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-/// A look that takes longer is told.
+/// What takes longer is told.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
 
-/// As long as it lives something in a mount is looked at.
+/// What is done with a path meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// A plan looks at it before it begins.
+    BeforePlan,
+    /// Something else, in words that a path follows: "show the layout of".
+    Other(&'static str),
+}
+
+/// As long as it lives calls are made on something in a mount.
 pub(super) struct Looking {
     /// Dropped with it, which the thread that waits sees.
     _looks: Option<Sender<()>>,
@@ -21,11 +30,11 @@ pub(super) struct Looking {
 
 impl Looking {
     /// At `path`, which may be in no mount: then nothing is ever told.
-    pub(super) fn at(path: &Path) -> Looking {
+    pub(super) fn at(path: &Path, work: Work) -> Looking {
         let Some((point, store_dir)) = mount_above(path) else { return Looking { _looks: None } };
         let (looks, ended) = channel();
         let path = path.to_path_buf();
-        let tell = move || tell_when_long(&ended, &path, &point, &store_dir);
+        let tell = move || tell_when_long(&ended, &path, work, (&point, &store_dir));
         match std::thread::Builder::new().name("looking".into()).spawn(tell) {
             Ok(_) => Looking { _looks: Some(looks) },
             Err(error) => {
@@ -36,13 +45,18 @@ impl Looking {
     }
 }
 
-fn tell_when_long(ended: &Receiver<()>, path: &Path, point: &Path, store_dir: &Path) {
-    if ended.recv_timeout(TOLD_AFTER) != Err(RecvTimeoutError::Timeout) {
+fn tell_when_long(ended: &Receiver<()>, path: &Path, work: Work, mount: (&Path, &Path)) {
+    let (point, store_dir) = mount;
+    while ended.recv_timeout(TOLD_AFTER) == Err(RecvTimeoutError::Timeout) {
+        let why = why_silent(store_dir);
+        // What takes long by itself, as many files do, waits for nobody.
+        if why.is_none() && matches!(work, Work::Other(_)) {
+            continue;
+        }
+        if ended.try_recv() == Err(TryRecvError::Empty) {
+            eprintln!("forebay: {}", visible(&text(path, work, point, why.as_deref())));
+        }
         return;
-    }
-    let why = why_silent(store_dir);
-    if ended.try_recv() == Err(TryRecvError::Empty) {
-        eprintln!("forebay: {}", visible(&text(path, point, why.as_deref())));
     }
 }
 
@@ -56,10 +70,15 @@ fn why_silent(store_dir: &Path) -> Option<String> {
     }
 }
 
-fn text(path: &Path, point: &Path, why: Option<&str>) -> String {
+fn text(path: &Path, work: Work, point: &Path, why: Option<&str>) -> String {
     let (path, at) = (path.display(), point.display());
     let why = why.map_or_else(|| format!("`forebay status {at}` shows its state"), str::to_string);
-    format!("waiting for the server of {at}, to look at {path} there; no plan is begun yet: {why}")
+    match work {
+        Work::BeforePlan => format!(
+            "waiting for the server of {at}, to look at {path} there; no plan is begun yet: {why}"
+        ),
+        Work::Other(what) => format!("waiting for the server of {at}, to {what} {path}: {why}"),
+    }
 }
 
 #[cfg(test)]
@@ -69,12 +88,17 @@ mod tests {
     #[test]
     fn a_look_that_takes_long_says_whom_it_waits_for() {
         let (path, point) = (Path::new("m/a/b"), Path::new("/m"));
-        let told = text(path, point, Some("ask the server n1:7: no answer yet"));
+        let told = text(path, Work::BeforePlan, point, Some("ask the server n1:7: no answer yet"));
         assert_eq!(
             told,
             "waiting for the server of /m, to look at m/a/b there; no plan is begun yet: ask the server n1:7: no answer yet"
         );
-        assert!(text(path, point, None).ends_with(": `forebay status /m` shows its state"));
+        let told = text(path, Work::BeforePlan, point, None);
+        assert!(told.ends_with(": `forebay status /m` shows its state"));
+        assert_eq!(
+            text(path, Work::Other("publish"), point, Some("its process 7 is stopped")),
+            "waiting for the server of /m, to publish m/a/b: its process 7 is stopped"
+        );
     }
 
     #[test]

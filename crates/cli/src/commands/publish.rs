@@ -1,6 +1,7 @@
 //! `forebay publish`: all nodes see what was written to files, and files become read-only for good. By the xattr
 //! `user.forebay.publish` of the mount, so the kernel decides who may, as for any change of the file.
 
+use super::looking::{Looking, Work};
 use crate::args::PublishArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_client::locate;
@@ -23,6 +24,7 @@ struct Published<'a> {
 pub fn run(args: PublishArgs) -> Outcome {
     let mut failed: Vec<anyhow::Error> = Vec::new();
     for path in &args.paths {
+        let _looking = Looking::at(path, Work::Other(WHAT));
         match locate(path) {
             Ok(_) => each_file(path, &mut |file| match publish(file, args.is_final) {
                 Ok(()) => tell(file, &args).unwrap_or_else(|error| failed.push(error)),

@@ -6,7 +6,7 @@
 //! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
 use super::interrupted::{self, Caught};
-use super::looking::Looking;
+use super::looking::{Looking, Work};
 use super::stage_options::{begun, dry_run_line, kept_text, print_existing};
 use super::stager::Stager;
 use super::umount_live;
@@ -115,7 +115,7 @@ pub(super) fn in_mount(
     pfs: &Path,
     buffer: &Path,
 ) -> Result<(Stager, PathBytes), ControlError> {
-    let _looking = Looking::at(buffer);
+    let _looking = Looking::at(buffer, Work::BeforePlan);
     let place = match direction {
         Direction::In => locate(buffer),
         Direction::Out => locate_source(buffer),
@@ -559,7 +559,7 @@ fn pfs_path(direction: Direction, pfs: &Path, buffer: &Path) -> anyhow::Result<P
     if direction == Direction::In || !into_directory() {
         return Ok(absolute);
     }
-    let _looking = Looking::at(buffer);
+    let _looking = Looking::at(buffer, Work::BeforePlan);
     let is_link = std::fs::symlink_metadata(buffer).is_ok_and(|meta| meta.is_symlink());
     let is_file = || std::fs::metadata(buffer).is_ok_and(|meta| meta.is_file());
     Ok(match buffer.file_name() {

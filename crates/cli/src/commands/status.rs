@@ -1,6 +1,7 @@
 //! `forebay status`: a buffer, a file in one, or all buffers of this machine.
 
 use super::cached::Cached;
+use super::looking::{Looking, Work};
 use super::status_ending::{self, Said};
 use super::umount_live::has_ended;
 use crate::args::{ServerArgs, StatusArgs};
@@ -99,7 +100,9 @@ fn as_json(status: &BufferStatus) -> anyhow::Result<serde_json::Value> {
 }
 
 fn one(path: &Path, json: bool) -> anyhow::Result<()> {
+    let looking = Looking::at(path, Work::Other("look at"));
     let found = super::cache::locate(path)?;
+    drop(looking);
     let mut control = Control::connect_store(&found.store_dir)?;
     if found.path_in_buffer == Path::new("/") {
         let until = Instant::now() + SERVERS_WAIT;

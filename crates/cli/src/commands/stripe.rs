@@ -1,6 +1,7 @@
 //! `forebay stripe`: shows and sets layouts, by the xattrs `user.forebay.*` of the mount. So the
 //! kernel decides who may, as for any change of the file.
 
+use super::looking::{Looking, Work};
 use crate::args::{PlacementArg, StripeArgs, StripeCommand, StripeCount, StripeSetArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use anyhow::bail;
@@ -87,6 +88,7 @@ fn failed(what: &str, path: &Path, errno: Errno) -> ControlError {
 
 fn show(path: &Path) -> anyhow::Result<Shown> {
     const WHAT: &str = "show the layout of";
+    let _looking = Looking::at(path, Work::Other(WHAT));
     // What is no Forebay path gets the error that says so.
     locate(path)?;
     must_have_layouts(WHAT, path)?;
@@ -153,6 +155,7 @@ fn set(args: &StripeSetArgs) -> anyhow::Result<()> {
                 .hint("give --layout, --consistency, --count, --size or --placement")
         );
     }
+    let looking = Looking::at(&args.path, Work::Other("set the layout of"));
     locate(&args.path)?;
     must_have_layouts("set the layout of", &args.path)?;
     let made = make_if_absent(&args.path)?;
@@ -162,6 +165,7 @@ fn set(args: &StripeSetArgs) -> anyhow::Result<()> {
         }
         return Err(error.into());
     }
+    drop(looking);
     let shown = show(&args.path)?;
     match args.json {
         true => print_json(&shown),

@@ -1,7 +1,8 @@
 //! The buffers' own events beside a trace: while the command runs, `forebay trace` asks each mounted buffer of the caller's
 //! what it does with files, and writes that into files of the trace, on the clock of the calls.
 //!
-//! Invariants: nothing here delays the command or fails it. Of a buffer that the command used and that cannot be asked, the
+//! Invariants: nothing here delays the command by more than [`BEGIN_MAX`] or fails it: a mount that does not answer so soon is
+//! asked again beside the command. Of a buffer that the command used and that cannot be asked, the
 //! end tells; see [`of_used`]. Memory is that of an
 //! answer and of the names of files. A buffer is watched by one `forebay trace` of a run and node ([`Source::file`]).
 //! Caller: `trace`.
@@ -10,6 +11,7 @@ use foldhash::{HashMap, HashMapExt, HashSet};
 use forebay_client::{Control, MountRef, mounts};
 use forebay_proto::ServerId;
 use forebay_proto::activity::ActivityPage;
+use forebay_proto::control::ControlError;
 use forebay_trace_format::layout::{self, NO_OFFSET};
 use forebay_trace_format::{Item, Op, Process, Who, Writer};
 use std::ffi::OsStr;
@@ -25,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const QUIET: Duration = Duration::from_millis(200);
 /// How often it is looked for new mounts.
 const LOOK: Duration = Duration::from_secs(1);
+/// Longest wait for the answers of all mounts before the command is started.
+const BEGIN_MAX: Duration = Duration::from_millis(500);
 /// Most mounts that are watched, and names of files of each that are written.
 const MOUNTS_MAX: usize = 64;
 const NAMES_MAX: usize = 1 << 20;
@@ -94,26 +98,38 @@ impl Buffers {
             looked_at: HashSet::default(),
             problems: Vec::new(),
         };
-        buffers.look();
+        buffers.look(Some(Instant::now() + BEGIN_MAX));
         buffers
     }
 
-    /// New mounts.
-    fn look(&mut self) {
+    /// New mounts. What does not answer by `end` is left for another look.
+    fn look(&mut self, end: Option<Instant>) {
         let uid = rustix::process::geteuid().as_raw();
-        for place in mounts().unwrap_or_default() {
-            let mine = uid == 0 || place.owner_uid == Some(uid);
-            if !mine || self.mounts.len() == MOUNTS_MAX || !self.looked_at.insert(place.device) {
+        let mut new = mounts().unwrap_or_default();
+        new.retain(|place| uid == 0 || place.owner_uid == Some(uid));
+        new.retain(|place| !self.looked_at.contains(&place.device));
+        // Each has its share of the time that the others left.
+        let mut left = new.len() as u32;
+        for place in new {
+            if self.mounts.len() == MOUNTS_MAX {
+                return;
+            }
+            if self.looked_at.contains(&place.device) {
                 continue;
             }
             let (device, mount_point) = (place.device, place.mount_point.clone());
-            match Mounted::begin(place) {
+            let now = Instant::now();
+            let by = end.map(|end| now + end.saturating_duration_since(now) / left.max(1));
+            left = left.saturating_sub(1);
+            match Mounted::begin(place, by) {
                 Ok(mounted) => self.mounts.push(mounted),
+                Err(error) if by.is_some() && is_late(&error) => continue,
                 Err(error) => {
                     let what = format!("is not recorded: {error}");
                     self.problems.push(Problem { device, mount_point, what });
                 }
             }
+            self.looked_at.insert(device);
         }
     }
 
@@ -127,6 +143,8 @@ impl Buffers {
     }
 
     fn go_on(mut self, ended: &Receiver<()>) -> Vec<Problem> {
+        // At once: some may have been left.
+        self.look(None);
         let mut looked = Instant::now();
         loop {
             let more = self.fetch();
@@ -137,11 +155,11 @@ impl Buffers {
             }
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
-                self.look();
+                self.look(None);
             }
         }
         // What happened since the last look, of a mount that came in between too.
-        self.look();
+        self.look(None);
         self.fetch();
         self.problems
     }
@@ -169,6 +187,11 @@ impl Buffers {
         });
         any
     }
+}
+
+fn is_late(error: &anyhow::Error) -> bool {
+    let known = error.downcast_ref::<ControlError>();
+    known.is_some_and(|error| error.errno == Some(libc::ETIMEDOUT))
 }
 
 fn is_mounted(place: &MountRef) -> bool {
@@ -228,14 +251,20 @@ pub fn of_used(problems: Vec<Problem>, dir: &Path, host: &str) -> Vec<String> {
 }
 
 impl Mounted {
-    fn begin(place: MountRef) -> anyhow::Result<Mounted> {
-        let mut control = Control::connect_store_until(&place.store_dir, Some(Instant::now()))?;
+    /// Lets it keep its events. With `by` no answer is waited for longer.
+    fn begin(place: MountRef, by: Option<Instant>) -> anyhow::Result<Mounted> {
+        let mut control = match by {
+            Some(end) => Control::connect_store_by(&place.store_dir, end)?,
+            None => Control::connect_store_until(&place.store_dir, Some(Instant::now()))?,
+        };
         let page = control.activity(None, None)?;
         let mut sources = vec![Source::new(None, page.next_after)];
         for server in page.others {
             let page = control.activity(Some(server), None)?;
             sources.push(Source::new(Some(server), page.next_after));
         }
+        // From here on nobody waits for it but the thread that watches.
+        control.set_until(Some(Instant::now()));
         Ok(Mounted { place, control, sources })
     }
 

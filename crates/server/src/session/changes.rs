@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most files whose bytes have gone and that nobody was told of yet.
 const MAX_BYTES_GONE: usize = 4096;
@@ -269,9 +269,19 @@ impl Sessions {
             self.wait_for(session, serial, until);
         }
     }
+
+    /// The same for at most so long: nobody is ended for it.
+    fn wait_heard_within(&self, longest: Duration) {
+        let until = Instant::now() + longest;
+        let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
+        for session in sessions {
+            session.channel.wait(session.channel.last_recall(), until);
+        }
+    }
 }
 
-/// Hears of what staging changes, after it is made. It is waited for at the end of a plan only.
+/// Hears of what staging and drains change, after it is made. It is waited for at the end of a plan, and where who asks about a
+/// cache is told that all is on the PFS.
 pub(super) struct ServerChanges(pub(super) Weak<Sessions>);
 
 impl Notify for ServerChanges {
@@ -292,13 +302,18 @@ impl Notify for ServerChanges {
             sessions.wait_heard();
         }
     }
+
+    fn wait_heard_within(&self, longest: Duration) {
+        if let Some(sessions) = self.0.upgrade() {
+            sessions.wait_heard_within(longest);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     #[test]
     fn a_directory_waits_for_itself_only() {
