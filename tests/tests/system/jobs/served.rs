@@ -394,10 +394,10 @@ fn a_job_kept_at_the_server_is_discarded() {
 fn a_job_that_is_discarded_names_its_stopped_server_and_goes_on_with_it() {
     /// More than it takes to be told, less than the first wait for the server.
     const STOPPED_FOR: Duration = Duration::from_secs(8);
-    let site = Site::of_servers(1);
+    let site = Site::new(0);
     let script = site.place.script(&[STRIPED, OUT], "echo x > ${DW_JOB_STRIPED}x; exit 3");
     let run = Run::wait(site.start(&script, "", &[])).expect(121);
-    let server = site.member(0);
+    let server = site.pid.get();
     signal(server, libc::SIGSTOP);
     let discarding = site.discard(&run.record());
     std::thread::sleep(STOPPED_FOR);
