@@ -5,7 +5,8 @@
 
 use crate::args::ServerArgs;
 use crate::commands::buffer;
-use crate::failure::as_control_error;
+use crate::daemon::ServerWait;
+use crate::failure::{as_control_error, visible};
 use crate::secrets;
 use crate::servers::{ServedStaging, Server};
 use forebay_jobs::run::record::{JobRecord, as_path};
@@ -45,6 +46,12 @@ fn at(job: &ServedJob) -> Result<ServerArgs, ControlError> {
 
 fn connect(job: &ServedJob) -> Result<Server, ControlError> {
     Server::connect(&at(job)?, None).map_err(|error| as_control_error(&error))
+}
+
+/// Says, until it is dropped, why the job's server does not answer if that takes long.
+fn tell_of_waits(job: &ServedJob) -> Option<ServerWait> {
+    let address: ServerAddress = job.server.parse().ok()?;
+    Some(ServerWait::begin(&address, |why| eprintln!("forebay: {}", visible(why))))
 }
 
 /// `--store`, by its name on the command line.
@@ -87,6 +94,7 @@ impl Servers for JobServers {
     }
 
     fn destroy(&self, job: &ServedJob, discard: bool) -> Result<(), ControlError> {
+        let _told = tell_of_waits(job);
         let request = LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard };
         let begun = Instant::now();
         loop {
@@ -113,10 +121,12 @@ impl Servers for JobServers {
     }
 
     fn status(&self, job: &ServedJob) -> Result<ServedBuffer, ControlError> {
+        let _told = tell_of_waits(job);
         connect(job)?.buffer(&LedgerRequest::Status { name: job.buffer.clone() })
     }
 
     fn find(&self, job: &ServedJob) -> Result<Option<ServedBuffer>, ControlError> {
+        let _told = tell_of_waits(job);
         // A socket that is not there is no answer about the buffer.
         let mut server = connect(job)?;
         match server.buffer(&LedgerRequest::Status { name: job.buffer.clone() }) {

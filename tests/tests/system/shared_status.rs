@@ -319,6 +319,45 @@ fn commands_that_ask_by_a_mount_name_its_stopped_server() {
     assert!(looks.contains(&format!("`kill -CONT {pid}`")), "{looks}");
 }
 
+/// A mount says which server it waits for, goes on with it, and gives up when its patience is over, by a socket and by TCP.
+#[test]
+fn a_mount_that_begins_names_its_stopped_server_and_goes_on_with_it() {
+    let served = Served::new(Store::Tmpfs, &[]);
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    let mount = |at: usize, server: &str, patience_s: &str| {
+        let root = served.root(at);
+        fs::create_dir_all(&root).unwrap();
+        let mut command = served.forebay(&["mount", "--buffer", "shared", "--server", server]);
+        command.args(["--patience", patience_s]).arg(root);
+        try_run_for(&mut command, Duration::from_secs(150))
+    };
+    let (mount, unix, tcp) = (&mount, served.unix(), served.tcp());
+    let servers = [&unix, &tcp];
+    let (given_up, goes_on) = std::thread::scope(|scope| {
+        let goes_on = [0, 1].map(|at| scope.spawn(move || mount(at, servers[at], "120")));
+        let given_up = [0, 1].map(|at| scope.spawn(move || mount(at + 2, servers[at], "1")));
+        let given_up = given_up.map(|ended| ended.join());
+        served.signal_server(0, libc::SIGCONT);
+        let goes_on = goes_on.map(|ended| ended.join().unwrap());
+        (given_up.map(|ended| ended.unwrap()), goes_on)
+    });
+    let go_on = format!("`kill -CONT {pid}` lets it go on");
+    for (at, server) in servers.iter().enumerate() {
+        let waits = format!("waiting for the server {server}: its process {pid} is stopped");
+        let (ok, said) = &goes_on[at];
+        assert!(*ok && said.contains(&waits) && said.contains(&go_on), "{said}");
+        assert_eq!(said.matches(&waits).count(), 1, "{said}");
+        let (ok, said) = &given_up[at];
+        let why = format!("ask the server {server}: its process {pid} is stopped");
+        assert!(!ok && said.contains(&why) && said.contains(&go_on), "{said}");
+        fs::metadata(served.root(at)).unwrap();
+        let point = served.root(at).to_str().unwrap().to_string();
+        let (ok, said) = served.local(&["umount", &point]);
+        assert!(ok, "{said}");
+    }
+}
+
 /// While a mount makes a new session with a server that is stopped, which takes long, it still knows its process.
 #[test]
 fn a_stopped_server_stays_named_when_its_session_is_given_up() {

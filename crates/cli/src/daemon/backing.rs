@@ -2,6 +2,7 @@
 //! `forebay serve` serves.
 
 use super::MountPlan;
+use super::server_wait::{self, Greeted};
 use super::silent::{self, LOOK_GRACE, Look, ToldByOther};
 use super::waiting::{self, Reasons};
 use crate::state_dir::{self, MountRecord, StateDir};
@@ -163,7 +164,7 @@ impl Place {
 /// Attaches to the server that was named, or, where that one has no part of the buffer, to one
 /// that has: any server of the pool may be named.
 fn attach(target: &Target) -> Result<(Arc<RemoteFs>, Target), ControlError> {
-    let mut failed = match RemoteFs::attach(target.clone()) {
+    let mut failed = match attach_patiently(target) {
         Ok(fs) => return Ok((fs, target.clone())),
         Err(error) if error.errno == Some(libc::EREMOTE) => error,
         Err(error) => return Err(error),
@@ -175,6 +176,24 @@ fn attach(target: &Target) -> Result<(Arc<RemoteFs>, Target), ControlError> {
         }
     }
     Err(failed)
+}
+
+/// Attaches to a server; one that takes connections and says nothing is asked again, as long as the mount is patient.
+fn attach_patiently(target: &Target) -> Result<Arc<RemoteFs>, ControlError> {
+    let begun = Instant::now();
+    loop {
+        let error = match RemoteFs::attach(target.clone()) {
+            Err(error) if error.errno == Some(libc::ETIMEDOUT) => error,
+            ended => return ended,
+        };
+        if begun.elapsed() >= target.patience {
+            return Err(server_wait::given_up(&target.address, error));
+        }
+        // A machine that is not there is told at once.
+        if server_wait::greet(&target.address) == Greeted::Nobody {
+            return Err(error);
+        }
+    }
 }
 
 /// The buffer's servers, each with the ways to reach it.

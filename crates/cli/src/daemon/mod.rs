@@ -18,6 +18,7 @@ mod logging;
 mod preload;
 mod requests;
 pub mod serve;
+mod server_wait;
 mod signals;
 mod silent;
 mod spawn;
@@ -25,6 +26,7 @@ mod waiting;
 mod watch;
 
 pub use backing::{BackingPlan, FIGURES_WAIT, PLANS_WAIT, STATE_WAIT};
+pub use server_wait::ServerWait;
 pub use silent::asker_waits;
 pub use spawn::{Reporter, run_in_background};
 
@@ -101,8 +103,10 @@ pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> 
     let http = plan.http.map(HttpListener::bind).transpose()?;
     let place = Place::prepare(&plan)?;
     // Before the mount: whoever sees the mount finds the socket.
+    let waits = tell_of_waits(&plan, &report);
     let mounted = control::listen(place.dir(), plan.options.allow_other)
         .and_then(|listener| Ok((mount(&plan, &place, &mut report)?, listener)));
+    drop(waits);
     match mounted {
         Ok((mount, listener)) => run(Arc::new(mount), listener, http, report),
         Err(error) => {
@@ -110,6 +114,18 @@ pub fn serve(plan: MountPlan, mut report: Reporter) -> Result<(), ControlError> 
                 report.notice(&left.to_string());
             }
             Err(error)
+        }
+    }
+}
+
+/// Says which server of a served buffer the mount waits for, until it is dropped.
+fn tell_of_waits(plan: &MountPlan, report: &Reporter) -> Option<ServerWait> {
+    let BackingPlan::Served(target) = &plan.backing else { return None };
+    match report.another() {
+        Ok(mut report) => Some(ServerWait::of_mount(target, move |why| report.notice(why))),
+        Err(error) => {
+            tracing::debug!(%error, "nobody tells which server is waited for");
+            None
         }
     }
 }

@@ -390,6 +390,25 @@ fn a_job_kept_at_the_server_is_discarded() {
     site.assert_clean();
 }
 
+#[test]
+fn a_job_that_is_discarded_names_its_stopped_server_and_goes_on_with_it() {
+    /// More than it takes to be told, less than the first wait for the server.
+    const STOPPED_FOR: Duration = Duration::from_secs(8);
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], "echo x > ${DW_JOB_STRIPED}x; exit 3");
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    let server = site.pid.get();
+    signal(server, libc::SIGSTOP);
+    let discarding = site.discard(&run.record());
+    std::thread::sleep(STOPPED_FOR);
+    signal(server, libc::SIGCONT);
+    let discarded = Run::wait(discarding).expect(0);
+    for said in ["waiting for the server ".to_string(), format!("`kill -CONT {server}`")] {
+        assert!(discarded.err.contains(&said), "not said: {said}\n{}", discarded.err);
+    }
+    assert!(site.records().is_empty());
+}
+
 /// What the others have stands for the whole neither in what is said nor in what is printed, nobody waits long for the one that is
 /// away, and the rest goes when it is back.
 #[test]

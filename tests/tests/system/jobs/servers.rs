@@ -17,7 +17,8 @@ pub struct Site {
     machines: Option<Machines>,
     pub place: Place,
     pub tcp: String,
-    pid: Cell<i32>,
+    /// Process of the server; 0: none.
+    pub pid: Cell<i32>,
     nodes: Vec<Child>,
     /// Servers that joined the first: their processes, and where they listen.
     members: Vec<(i32, String)>,
