@@ -72,21 +72,22 @@ docs: packages-docs ## Build the documents as a book: target/docs/book/index.htm
 # profile, and so is the executable that the system tests of `make test` run.
 CLIPPY = $(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 TEST_RUNNER = $(CARGO) run --quiet --locked -p forebay-test-runner -- --jobs $(TEST_JOBS)
+# clippy looks at each crate of ours as it is compiled, which spares a pass over all of them: cargo lets clippy-driver compile them.
+LINTED = env RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
 # All that a run of tests needs, in one build: cargo chooses the features of other crates by what it is asked for, so a command for one
 # crate compiles some of them once more.
-BUILD_TESTS = $(CARGO) build --workspace --lib --tests --examples --bin test-runner --locked
-BUILT_RUNNER = "$(TARGET_DIR)/debug/test-runner" --jobs $(TEST_JOBS)
+BUILD_TESTS = $(LINTED) $(CARGO) build --workspace --lib --tests --examples --bin test-runner --locked
+BUILT_RUNNER = $(LINTED) "$(TARGET_DIR)/debug/test-runner" --jobs $(TEST_JOBS)
 
 check: packages-docs lint-quick ## Format, lints, and the unit tests that need no root: before each commit
 	$(TEST_RUNNER) --tier check
 
-# clippy compiles all of it once more: it has the processors while tests wait.
 test: packages-test fmt ## Format, lints, and each promise of docs/SEMANTICS.md at least once: before a change is sent
 	scripts/check-semantics
 	scripts/check-links
 	scripts/deny --if-installed "$(TOOLS)"
 	scripts/timed build $(BUILD_TESTS)
-	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) $(BUILT_RUNNER) --tier test --beside "$(CLIPPY)" $(TEST_ARGS)
+	FOREBAY_CACHE_MODEL_S=$(TEST_MODEL_SECONDS) $(BUILT_RUNNER) --tier test $(TEST_ARGS)
 
 # Compute nodes of a job are always busy. What fails here and not in `make test` waits too short, or is a race. All is built before.
 load: packages-test ## The tests of make test beside busy loops, as many as processors (TEST_ARGS): after a change of a protocol

@@ -10,14 +10,12 @@
 //! Used by `make check`, `make test` and `make test-full`, and by hand: CONTRIBUTING.md.
 //!
 //! * [`tiers`]: the file that says what runs when.
-//! * [`beside`]: a command that has the processors while tests wait.
 //! * [`build`]: builds the executables of tests and lists what is in them.
 //! * [`junit`]: results for CI systems.
 //! * [`leftovers`]: what tests leave on the machine.
 //! * [`promises`]: the tests that docs/PROMISES.md and docs/TRAPS.md name, and whether a run has them.
 //! * [`run`]: processes, limits, output, times.
 
-mod beside;
 mod build;
 mod junit;
 mod leftovers;
@@ -26,7 +24,6 @@ mod run;
 mod tiers;
 
 use anyhow::{Context, Result, bail};
-use beside::Beside;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tiers::{Tier, Tiers};
@@ -39,7 +36,6 @@ Builds all tests and runs those of a tier, or with NAME those whose full name co
 
   --tier check|test|full  which tests (test; with NAME: full)
   --jobs N                how many at once, beside those that mostly wait (twice the number of processors)
-  --beside COMMAND        also runs this line of the shell, at the lowest priority; the run fails if it fails
   --repeat N              each test N times, none tried again: for a test that fails now and then
   --list                  name the tests, run none
   --promises              only check that the tier has a test of each promise in docs/
@@ -49,7 +45,6 @@ Builds all tests and runs those of a tier, or with NAME those whose full name co
 struct Options {
     tier: Option<Tier>,
     jobs: usize,
-    beside: Option<String>,
     repeat: usize,
     is_list: bool,
     is_promises: bool,
@@ -62,7 +57,6 @@ fn options() -> Result<Options> {
     let mut options = Options {
         tier: None,
         jobs: 2 * processors,
-        beside: None,
         repeat: 1,
         is_list: false,
         is_promises: false,
@@ -75,7 +69,6 @@ fn options() -> Result<Options> {
         match argument.as_str() {
             "--tier" => options.tier = Some(value()?.parse()?),
             "--jobs" => options.jobs = value()?.parse().context("--jobs wants a number")?,
-            "--beside" => options.beside = Some(value()?),
             "--repeat" => options.repeat = value()?.parse().context("--repeat wants a number")?,
             "--list" => options.is_list = true,
             "--promises" => options.is_promises = true,
@@ -138,12 +131,7 @@ fn main() -> Result<ExitCode> {
         junit: built.target.join("test-junit.xml"),
         variables: built.variables,
     };
-    let output = built.target.join("test-beside.log");
-    let mut beside = match &options.beside {
-        Some(line) => Some(Beside::start(line, &workspace, output)?),
-        None => None,
-    };
-    run::run(&plan, &tiers, beside.as_mut())
+    run::run(&plan, &tiers)
 }
 
 fn is_named(test: &str, name: &str) -> bool {

@@ -8,7 +8,6 @@
 //! Tests that failed are tried again after all others have ended, each alone: one that passes then is flaky. The
 //! run does not fail for it, and names it at its end with what it said, for its cause to be found.
 
-use crate::beside::Beside;
 use crate::build::Test;
 use crate::junit;
 use crate::leftovers::{self, Seen};
@@ -108,7 +107,7 @@ pub struct Failure {
 }
 
 /// Runs all, says what failed and why, and closes with a line `N passed, N failed`.
-pub fn run(plan: &Plan, tiers: &Tiers, mut beside: Option<&mut Beside>) -> Result<ExitCode> {
+pub fn run(plan: &Plan, tiers: &Tiers) -> Result<ExitCode> {
     let _ = std::fs::remove_dir_all(&plan.output);
     std::fs::create_dir_all(&plan.output)
         .with_context(|| format!("cannot make {}", plan.output.display()))?;
@@ -119,8 +118,7 @@ pub fn run(plan: &Plan, tiers: &Tiers, mut beside: Option<&mut Beside>) -> Resul
     let waiting = order(plan, tiers, &last_times(&plan.times));
     let all = waiting.len();
     let mut number = 0;
-    let mut ended = run_all(plan, waiting, &mut number, beside.as_deref_mut())?;
-    let is_good = beside.as_mut().map_or(Ok(true), |beside| beside.wait())?;
+    let mut ended = run_all(plan, waiting, &mut number)?;
     if plan.is_retrying {
         retry(plan, &mut ended, &mut number)?;
     }
@@ -138,20 +136,12 @@ pub fn run(plan: &Plan, tiers: &Tiers, mut beside: Option<&mut Beside>) -> Resul
             println!("FAILED {}: {}", one.name(), failure.why);
         }
     }
-    if let Some(beside) = beside.filter(|_| !is_good) {
-        println!("FAILED {}", beside.line());
-    }
     println!("{} passed, {failed} failed", all - failed);
-    Ok(if failed == 0 && is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Runs tests, as many at once as there is room for.
-fn run_all(
-    plan: &Plan,
-    mut waiting: Vec<Waiting>,
-    number: &mut usize,
-    mut beside: Option<&mut Beside>,
-) -> Result<Vec<Ended>> {
+fn run_all(plan: &Plan, mut waiting: Vec<Waiting>, number: &mut usize) -> Result<Vec<Ended>> {
     let (all, started, mut told) = (waiting.len(), Instant::now(), Instant::now());
     let (mut running, mut ended) = (Vec::<Running>::new(), Vec::<Ended>::new());
     // What can start changes only when one has ended: thousands that wait are not gone through at each look.
@@ -165,9 +155,6 @@ fn run_all(
             has_room = false;
         }
         std::thread::sleep(LOOK);
-        if let Some(beside) = &mut beside {
-            beside.look()?;
-        }
         let mut at = 0;
         while at < running.len() {
             match look(&mut running[at])? {
@@ -197,7 +184,7 @@ fn retry(plan: &Plan, ended: &mut [Ended], number: &mut usize) -> Result<()> {
         for attempt in 2..=1 + RETRIES {
             let Some(failure) = one.failure.clone() else { break };
             println!("again, alone (attempt {attempt}): {}", one.name());
-            let again = run_all(plan, vec![one.waiting.clone()], number, None)?;
+            let again = run_all(plan, vec![one.waiting.clone()], number)?;
             let Some(again) = again.into_iter().next() else { break };
             one.took += again.took;
             one.worked += again.worked;
