@@ -319,6 +319,40 @@ fn commands_that_ask_by_a_mount_name_its_stopped_server() {
     assert!(looks.contains(&format!("`kill -CONT {pid}`")), "{looks}");
 }
 
+/// Commands that are calls on a path in the mount say whom they wait for, as those do that ask its process.
+#[test]
+fn commands_that_work_on_files_of_a_mount_name_its_stopped_server() {
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    let point = served.root(0).to_str().unwrap().to_string();
+    let file = format!("{point}/f");
+    fs::write(&file, b"data").unwrap();
+    let commands: [&[&str]; 8] = [
+        &["stripe", &file],
+        &["stripe", "set", "--count", "1", &file],
+        &["publish", &file],
+        &["warm", &file],
+        &["pin", &file],
+        &["pin", "--off", &file],
+        &["invalidate", &file],
+        &["status", &file],
+    ];
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let said = std::thread::scope(|scope| {
+        let running = commands.map(|command| {
+            let mut asks = served.forebay(command);
+            (command, scope.spawn(move || try_run_for(&mut asks, TOLD_WITHIN).1))
+        });
+        running.map(|(command, told)| (command, told.join().unwrap()))
+    });
+    served.signal_server(0, libc::SIGCONT);
+    for (command, text) in said {
+        assert!(text.contains(&format!("process {pid} is stopped")), "{command:?}: {text}");
+        assert!(text.contains(&format!("`kill -CONT {pid}`")), "{command:?}: {text}");
+    }
+}
+
 /// A mount says which server it waits for, goes on with it, and gives up when its patience is over, by a socket and by TCP.
 #[test]
 fn a_mount_that_begins_names_its_stopped_server_and_goes_on_with_it() {
