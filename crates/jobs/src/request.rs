@@ -127,6 +127,7 @@ pub struct PersistentCreate {
     /// Capacity.
     pub capacity_bytes: u64,
     /// Pool named by the script.
+    #[serde(default, rename = "pool_name", alias = "pool")]
     pub pool: Option<String>,
     /// The PFS directory that the buffer caches; none: it is scratch.
     #[serde(default, rename = "pfs_path", skip_serializing_if = "Option::is_none")]
@@ -161,9 +162,10 @@ pub struct JobRequest {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub swap_bytes_per_node: u64,
     /// Pool named by the script.
+    #[serde(default, rename = "pool_name", alias = "pool")]
     pub pool: Option<String>,
     /// The PFS directory that the buffer caches; none: it is scratch.
-    #[serde(default)]
+    #[serde(default, rename = "pfs_path", alias = "cache")]
     pub cache: Option<PathBytes>,
     /// New files are written as logs.
     #[serde(default, skip_serializing_if = "Logs::is_off")]

@@ -229,6 +229,11 @@ impl Reclaimer {
         queue.last_expected = Some(Instant::now());
     }
 
+    /// How many inodes were ever freed.
+    fn freed(&self) -> u64 {
+        self.queue.lock().freed
+    }
+
     fn coming(&self) -> Coming {
         let queue = self.queue.lock();
         let expected = queue.is_expecting();
@@ -511,11 +516,14 @@ impl Namespace {
     /// Runs a served change of data, or one that adds names; out of space, once more when removed
     /// files have given theirs back. Not under the writer's lock.
     pub(super) fn with_reclaimed<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
+        let freed = self.reclaim.freed();
         match change() {
             Err(Errno::ENOSPC) if self.some_is_coming() => {
                 self.wait_for_coming_space();
                 change()
             }
+            // It came while the change failed, which takes long for a large fallocate.
+            Err(Errno::ENOSPC) if self.reclaim.freed() != freed => change(),
             other => other,
         }
     }

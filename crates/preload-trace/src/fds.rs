@@ -61,7 +61,7 @@ unsafe fn opened(op: Op, dir: c_int, path: *const c_char, flags: c_int, fd: c_in
     let end = clock::ticks();
     let result = sys::result(fd.into());
     // SAFETY: by the caller's promise.
-    let name = unsafe { names::of_path(dir, path, fd < 0) };
+    let name = unsafe { names::of_opened(dir, path, fd < 0) };
     if fd >= 0 {
         files::opened(fd, name, flags);
     }

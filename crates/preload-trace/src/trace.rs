@@ -76,10 +76,57 @@ struct Thread {
     tid: Cell<u32>,
 }
 
-thread_local! {
-    static THREAD: Thread = const {
-        Thread { generation: Cell::new(0), next: AtomicU64::new(0), tid: Cell::new(0) }
-    };
+/// Where this thread's cursor lies: one load and one addition. What the compiler makes of `thread_local!` in a library calls the
+/// loader for it at each record. A preloaded library is there before the first thread, so its part of each thread's memory has a fixed place.
+#[cfg(target_arch = "x86_64")]
+mod local {
+    use super::Thread;
+
+    core::arch::global_asm!(
+        ".pushsection .tbss.forebay_trace_thread,\"awT\",@nobits",
+        ".hidden forebay_trace_thread",
+        ".globl forebay_trace_thread",
+        ".type forebay_trace_thread,@object",
+        ".size forebay_trace_thread,{bytes}",
+        ".balign 16",
+        "forebay_trace_thread:",
+        ".zero {bytes}",
+        ".popsection",
+        bytes = const size_of::<Thread>(),
+    );
+
+    /// Gives `body` the cursor of this thread. It begins as zeros, which are a valid one.
+    #[inline(always)]
+    pub fn with<T>(body: impl FnOnce(&Thread) -> T) -> T {
+        let thread: *const Thread;
+        // SAFETY: reads the place of the variable above, which each thread has from its begin to its end; no other has its address.
+        unsafe {
+            core::arch::asm!(
+                "mov {thread}, qword ptr [rip + forebay_trace_thread@GOTTPOFF]",
+                "add {thread}, qword ptr fs:[0]",
+                thread = out(reg) thread,
+                options(nostack, pure, readonly),
+            );
+            body(&*thread)
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod local {
+    use super::{AtomicU64, Cell, Thread};
+
+    thread_local! {
+        static THREAD: Thread = const {
+            Thread { generation: Cell::new(0), next: AtomicU64::new(0), tid: Cell::new(0) }
+        };
+    }
+
+    /// Gives `body` the cursor of this thread.
+    #[inline(always)]
+    pub fn with<T>(body: impl FnOnce(&Thread) -> T) -> T {
+        THREAD.with(body)
+    }
 }
 
 /// What each call reads and hardly any changes: one line of the processor's cache, which the kernel's own work has mostly thrown out.
@@ -649,7 +696,7 @@ fn extended(page: &Page, blocks: u64) -> bool {
 /// Called at the end of a thread that recorded something.
 unsafe extern "C" fn thread_ends(_: *mut libc::c_void) {
     let Some(page) = page() else { return };
-    THREAD.with(|thread| {
+    local::with(|thread| {
         let next = thread.next.swap(0, Ordering::Relaxed);
         if thread.generation.get() != generation() || next % layout::BLOCK_SLOTS == 0 {
             return;
@@ -668,7 +715,7 @@ fn claim(slots: u64) -> Option<*mut AtomicU64> {
     // SAFETY: NULL or a page that stays mapped; its fields are atomic.
     let page = unsafe { HOT.page.load(Ordering::Relaxed).as_ref() };
     let Some(page) = page else { return claim_slowly(slots) };
-    THREAD.with(|thread| {
+    local::with(|thread| {
         let generation = page.generation.load(Ordering::Acquire);
         if generation != 0 && thread.generation.get() == generation {
             loop {
@@ -728,7 +775,7 @@ fn claim_slowly(slots: u64) -> Option<*mut AtomicU64> {
     }
     let page = page()?;
     let generation = page.generation.load(Ordering::Acquire);
-    THREAD.with(|thread| {
+    local::with(|thread| {
         if thread.generation.get() != generation || thread.tid.get() == 0 {
             thread.next.store(0, Ordering::Relaxed);
             thread.tid.set(sys::tid());

@@ -155,6 +155,14 @@ fn a_drain_keeps_the_access_time_that_was_set() {
         assert_ne!(now.ino(), before, "it was exchanged");
         assert_eq!((now.atime(), now.atime_nsec()), (time.sec, i64::from(time.nsec)));
         assert_eq!((now.mtime(), now.mtime_nsec()), (time.sec, i64::from(time.nsec)));
+        // What is changed of it drains in place.
+        let changed = now.ino();
+        cache.write("new", 5_000, b"again");
+        cache.fs.setattr(&root, ino, &change).unwrap();
+        assert!(cache.flush("/").is_durable());
+        let now = std::fs::metadata(rig.pfs("new")).unwrap();
+        assert_eq!(now.ino(), changed, "in place");
+        assert_eq!((now.atime(), now.atime_nsec()), (time.sec, i64::from(time.nsec)));
         cache.crash();
     }
 }
