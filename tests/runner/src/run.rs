@@ -514,7 +514,7 @@ mod tests {
             variables: Vec::new(),
         };
         let mut number = 0;
-        let mut ended = run_all(&plan, list, &mut number, None).unwrap();
+        let mut ended = run_all(&plan, list, &mut number).unwrap();
         assert_eq!(ended.iter().filter(|one| one.failure.is_some()).count(), 2);
         retry(&plan, &mut ended, &mut number).unwrap();
         ended.sort_by(|a, b| a.name().cmp(b.name()));
