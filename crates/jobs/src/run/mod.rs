@@ -373,6 +373,27 @@ impl Machine {
     }
 
     fn make_and_mount(&mut self) -> Result<(), String> {
+        if let Err(why) = self.make_here() {
+            self.no_node_was_asked();
+            return Err(why);
+        }
+        served::mount_nodes(&self.program, &mut self.record, &self.dir, &self.signals)?;
+        self.save();
+        Ok(())
+    }
+
+    /// What a failure of [`Self::make_here`] says of the job's nodes: no process of this run was
+    /// started on them, so teardown needs none of them, and one that cannot be reached does not
+    /// keep the record. A run that resumed a job cannot know what the run before it did.
+    fn no_node_was_asked(&mut self) {
+        if let (Some(job), false) = (&mut self.record.served, self.resumed) {
+            job.nodes.iter_mut().for_each(|node| node.untouched = true);
+        }
+    }
+
+    /// Makes the buffer, and mounts it on this machine: the part of setup that needs none of the
+    /// job's other nodes.
+    fn make_here(&mut self) -> Result<(), String> {
         if let Some(job) = &self.record.served {
             self.unasked = !self.resumed;
             self.program.servers.reach(job).map_err(|error| error.to_string())?;
@@ -390,8 +411,6 @@ impl Machine {
             };
             made.map_err(|error| format!("make {}: {error}", path.display()))?;
         }
-        served::mount_nodes(&self.program, &mut self.record, &self.dir, &self.signals)?;
-        self.save();
         Ok(())
     }
 

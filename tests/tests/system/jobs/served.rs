@@ -209,6 +209,31 @@ fn a_node_that_does_not_answer_keeps_the_job_from_starting() {
     site.assert_clean();
 }
 
+/// The buffer is made, and mounted where the runner is, before any other node is asked: where that
+/// fails, teardown needs no node, whether it can be reached or not.
+#[test]
+fn a_setup_that_fails_before_a_node_is_asked_needs_no_node_to_end() {
+    let site = Site::new(1);
+    fs::write(site.place.base.join("n1.away"), "").unwrap();
+    let large = site.place.script(
+        &["jobdw type=scratch capacity=900GiB access_mode=striped", OUT],
+        "touch @PFS@/started",
+    );
+    let too_large = Run::wait(site.start(&large, "n1", &[])).expect(120);
+    let small = site.place.script(&[STRIPED, OUT], "touch @PFS@/started");
+    let no_server = Run::wait(site.start_at("127.0.0.1:1", &small, "n1", &[])).expect(120);
+    for run in [too_large, no_server] {
+        assert_eq!(run.step("setup")["ended"], "failed", "{}", run.err);
+        assert_eq!(run.step("teardown")["ended"], "ok", "{}", run.err);
+        assert_eq!(run.summary()["resume"], serde_json::Value::Null, "{}", run.err);
+        assert!(!run.err.contains("Something of the job is left"), "{}", run.err);
+    }
+    assert!(!site.place.pfs("started").exists());
+    assert_eq!(site.buffers(), Vec::<String>::new());
+    fs::remove_file(site.place.base.join("n1.away")).unwrap();
+    site.assert_clean();
+}
+
 #[test]
 fn a_node_that_goes_away_in_setup_is_told_with_what_is_left_and_how_to_end_it() {
     let site = Site::new(2);
