@@ -4,8 +4,9 @@
 //! file, job or event is one that is there.
 //! Callers: `parse`, and who makes workloads in code.
 
-use super::model::{Action, Job, Layout, MAX_DIMENSIONS, MAX_ENTRIES, MAX_PROCESSES, Move, Only};
+use super::model::{Action, Job, Layout, MAX_DIMENSIONS, MAX_ENTRIES, Move, Only};
 use super::model::{FileSpec, Interface, Items, Order, Phase, Step, Whole, Work, Workload};
+use super::operations::MAX_PROCESSES;
 use super::path::{Template, is_name};
 
 /// Where something is wrong.

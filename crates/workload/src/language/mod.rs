@@ -23,10 +23,10 @@ pub const SCHEMA: &str = include_str!("../../../../docs/workload.schema.json");
 
 pub use check::{Place, Totals, Wrong};
 pub use model::{
-    Action, FileSpec, Interface, Items, Job, Layout, MAX_DIMENSIONS, MAX_ENTRIES, MAX_PROCESSES,
-    Mode, Move, NameOp, Only, Order, Phase, Step, SyncWhen, VERSION, Whole, Whose, Work, Workload,
+    Action, FileSpec, Interface, Items, Job, Layout, MAX_DIMENSIONS, MAX_ENTRIES, Mode, Move,
+    NameOp, Only, Order, Phase, Step, SyncWhen, VERSION, Whole, Whose, Work, Workload,
 };
-pub use operations::{OperationsError, OperationsFile, OperationsWriter};
+pub use operations::{MAX_PROCESSES, OperationsError, OperationsFile, OperationsWriter};
 pub use path::{FileId, Part, Template, Tree, is_below};
 pub use spread::{Share, Slab};
 pub use walk::{Calls, Meeting, Op, Transfer, Walk};

@@ -8,8 +8,6 @@ use std::sync::Arc;
 
 /// Version of the language. A reader refuses another one by name.
 pub const VERSION: u64 = 1;
-/// Most processes of a job.
-pub const MAX_PROCESSES: u32 = 1 << 24;
 /// Most files, jobs, phases of a job, steps of a phase that a person's file may have.
 pub const MAX_ENTRIES: usize = 1 << 16;
 /// Most dimensions of an array.

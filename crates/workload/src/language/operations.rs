@@ -23,6 +23,8 @@ pub const RECORD_BYTES: usize = 40;
 pub const NAME_ENTRY_BYTES: u64 = 24;
 /// Bytes of the entry of a process.
 pub const PROCESS_ENTRY_BYTES: u64 = 16;
+/// Most processes of a job.
+pub const MAX_PROCESSES: u32 = 1 << 24;
 /// Most phases.
 pub const MAX_PHASES: u32 = 1 << 16;
 /// Most bytes of a name.
@@ -294,7 +296,7 @@ impl OperationsFile {
             written_bytes: u64_at(&header, 64),
             longest: u64_at(&header, 72),
         };
-        if !(1..=super::model::MAX_PROCESSES).contains(&file.processes) {
+        if !(1..=MAX_PROCESSES).contains(&file.processes) {
             return Err(damaged("number of processes", 16, "expected 1 to 16777216"));
         }
         file.fits("names", file.names_at, file.names, NAME_ENTRY_BYTES)?;

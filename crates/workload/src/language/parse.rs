@@ -3,7 +3,7 @@
 
 use super::check::{Place, Wrong};
 use super::model::*;
-use super::operations::OperationsFile;
+use super::operations::{MAX_PROCESSES, OperationsFile};
 use super::path::{Template, Tree, is_name};
 use crate::content::Content;
 use crate::document::{Document, Fault, Table, read_text};
