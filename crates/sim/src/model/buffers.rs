@@ -5,7 +5,7 @@
 
 use super::outcome::BufferOutcome;
 use super::rebuild::Rebuild;
-use super::rules::{Rules, moment};
+use super::rules::{Chunk, Rules, moment};
 use super::stations::{Kind, Place};
 use super::{Event, Request, Sim, SimError};
 use crate::machine::{Attach, DrainWhen, Machine, Mode, WhenFull};
@@ -15,19 +15,6 @@ use forebay_policy::watermarks::{LOOK, Watermarks};
 use forebay_sim_engine::TimeNs;
 use forebay_sim_engine::queue::Queue;
 use std::collections::VecDeque;
-
-/// What was written in one request and is to drain in one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Chunk {
-    pub(super) bytes: u64,
-    pub(super) operations: u32,
-    pub(super) process: u32,
-    pub(super) job: u32,
-    pub(super) server: u32,
-    pub(super) file: u64,
-    pub(super) offset: u64,
-    pub(super) checkpoint: u32,
-}
 
 /// What one buffer has of a file.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,6 @@
 //! A checkpoint is what one repetition of a writing phase wrote. It is whole when each process has ended the repetition,
 //! and as long as no byte of it was lost.
 
-use super::processes::Start;
 use super::{Event, Key, Request, Sim, SimError};
 use crate::machine::Attach;
 use forebay_sim_engine::queue::Queue;
@@ -25,6 +24,15 @@ pub(super) struct Checkpoint {
     pub(super) at_ns: TimeNs,
     /// Some of it is lost.
     pub(super) lost: bool,
+}
+
+/// Where the processes of a job begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Start {
+    pub(super) phase: u32,
+    pub(super) repetition: u32,
+    /// They first read back what that repetition wrote, and go on behind it.
+    pub(super) restores: bool,
 }
 
 /// What draws failures.

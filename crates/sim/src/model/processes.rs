@@ -3,7 +3,7 @@
 //! Invariants: a process has at most one transfer under way; a job holds whole nodes from its start to its end, unless nodes are shared, and
 //! no two jobs hold the same.
 
-use super::failures::Checkpoint;
+use super::failures::{Checkpoint, Start};
 use super::fits::merging;
 use super::outcome::{Bound, JobOutcome, PhaseOutcome};
 use super::rules;
@@ -63,15 +63,6 @@ pub(super) struct Process {
     dead: bool,
     /// It reads back what the repetition wrote, instead of doing it.
     restores: bool,
-}
-
-/// Where the processes of a job begin.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Start {
-    pub(super) phase: u32,
-    pub(super) repetition: u32,
-    /// They first read back what that repetition wrote, and go on behind it.
-    pub(super) restores: bool,
 }
 
 impl Process {

@@ -6,7 +6,6 @@
 //! and the reserve together never exceed the capacity.
 //! Caller: `buffers`.
 
-use super::buffers::Chunk;
 use super::outcome::{Decided, Decision};
 use super::{Event, Request, Sim};
 use crate::machine::DrainWhen;
@@ -24,6 +23,19 @@ use std::time::Duration;
 
 /// Requests of a file's drain that are under way: one is read from flash while another one is written.
 const PIPELINE: u32 = 2;
+
+/// What was written in one request and is to drain in one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chunk {
+    pub(super) bytes: u64,
+    pub(super) operations: u32,
+    pub(super) process: u32,
+    pub(super) job: u32,
+    pub(super) server: u32,
+    pub(super) file: u64,
+    pub(super) offset: u64,
+    pub(super) checkpoint: u32,
+}
 
 /// A file of which storage does not have everything.
 struct Dirty {
