@@ -30,6 +30,8 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of one database page.
 pub const PAGE_BYTES: u64 = 4096;
+/// Smallest map that makes sense with the reserves of `space`, in bytes.
+pub const MAP_MIN_BYTES: u64 = 16 << 20;
 /// Longest piece of a symlink target or xattr value in one row, so that two rows fit a page.
 pub const CHUNK_BYTES: usize = 1600;
 /// Threads that can read at the same moment.
@@ -226,7 +228,7 @@ impl Db {
     pub fn open_read_only(dir: &Path) -> Result<Db, StoreError> {
         let path = dir.join("data.mdb");
         let bytes = path.metadata().map_err(StoreError::io("read", &path))?.len();
-        let map_bytes = bytes.max(super::space::MAP_MIN_BYTES).next_multiple_of(PAGE_BYTES);
+        let map_bytes = bytes.max(MAP_MIN_BYTES).next_multiple_of(PAGE_BYTES);
         let env = open_env(dir, map_bytes, EnvFlags::READ_ONLY)?;
         let txn = env.read_txn().map_err(StoreError::db("begin read", dir))?;
         let table = |name: &str| {

@@ -16,12 +16,12 @@
 
 use super::apply;
 use super::checkpoint::{self, Control};
-use super::db::{Db, DbState, NAME_MAX_BYTES};
+use super::db::{Db, DbState, MAP_MIN_BYTES, NAME_MAX_BYTES};
 use super::error::StoreError;
 use super::flush::Flush;
 use super::overlay::Overlay;
 use super::segment::{HEADER_BYTES, LogFile};
-use super::space::{MAP_MIN_BYTES, Space};
+use super::space::Space;
 use super::view::{Layers, View};
 use super::{Batch, NamespaceStore, StoreOptions, StoreUsage, files, recover};
 use crate::record::{EntryRecord, InodeRecord, KeptAnswer, ShardKey};

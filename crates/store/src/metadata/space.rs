@@ -9,15 +9,13 @@
 
 use super::apply::KEYS_MIN;
 use super::codec::{ANSWER_BYTES, ENTRY_BYTES, INODE_BYTES};
-use super::db::{CHUNK_BYTES, PAGE_BYTES};
+use super::db::{CHUNK_BYTES, MAP_MIN_BYTES, PAGE_BYTES};
 use crate::record::Change;
 
 /// Pages that the copies of one smallest transaction need.
 const COPY_RESERVE_PAGES: u64 = 8 * KEYS_MIN as u64;
 /// One page of so many is kept for orphans and lists of free pages.
 const GROWTH_RESERVE_SHARE: u64 = 16;
-/// Smallest map that makes sense with these reserves, in bytes.
-pub const MAP_MIN_BYTES: u64 = 16 << 20;
 /// What LMDB adds to a row: node header and slot.
 const ROW_OVERHEAD_BYTES: u64 = 10;
 /// What a file with a name of 32 bytes takes in the worst case, for `inodes_free`.
