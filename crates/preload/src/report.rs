@@ -1,7 +1,7 @@
 //! What was asked of mounts, and how much of it came back to the kernel: told at the end, if
 //! `FOREBAY_PRELOAD_REPORT` names a file (a line is added to it) or is `-` (standard error).
 
-use crate::{raw, sockets};
+use crate::raw;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,6 +18,19 @@ static ANSWERED: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.
 static LEFT: [AtomicU64; NAMES.len()] = [const { AtomicU64::new(0) }; NAMES.len()];
 static ALONE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static NOT_REACHED: AtomicU64 = AtomicU64::new(0);
+
+/// A number as text.
+pub fn decimal(number: u32, digits: &mut [u8; 12]) -> &[u8] {
+    let (mut at, mut rest) = (digits.len(), number);
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 || at == 0 {
+            return &digits[at..];
+        }
+    }
+}
 
 /// A question came back with an answer, or was left to the kernel.
 #[inline]
@@ -61,7 +74,7 @@ impl Text {
     fn number(&mut self, number: u64) {
         let mut digits = [0; 12];
         let number = u32::try_from(number).unwrap_or(u32::MAX);
-        let digits = sockets::decimal(number, &mut digits);
+        let digits = decimal(number, &mut digits);
         self.put(digits);
     }
 }

@@ -259,7 +259,7 @@ fn reach(fd: c_int, store: &[u8]) -> bool {
             dir = raw::open(&path, libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC);
         }
         let mut digits = [0_u8; 12];
-        let number = decimal(dir.max(0) as u32, &mut digits);
+        let number = report::decimal(dir.max(0) as u32, &mut digits);
         dir >= 0 && join(&mut room, &[b"/proc/self/fd/", number, b"/", SOCKET_NAME.as_bytes()])
     };
     for (to, from) in address.sun_path.iter_mut().zip(room) {
@@ -284,19 +284,6 @@ fn join(room: &mut [u8], parts: &[&[u8]]) -> bool {
         length += part.len();
     }
     length < room.len()
-}
-
-/// A number as text.
-pub fn decimal(number: u32, digits: &mut [u8; 12]) -> &[u8] {
-    let (mut at, mut rest) = (digits.len(), number);
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 || at == 0 {
-            return &digits[at..];
-        }
-    }
 }
 
 /// Descriptors of this process go there: so only to root, or to a process of the same user.
