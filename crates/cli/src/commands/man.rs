@@ -2,7 +2,7 @@
 //! command's help become a section whose lines are left as they are. With `--markdown` the same as pages of a
 //! book (`man_markdown`).
 
-use super::man_markdown;
+use super::man_markdown::{self, notes_and_examples};
 use crate::args::{Cli, ManArgs};
 use crate::failure::{EXIT_OK, Outcome};
 use anyhow::Context;
@@ -66,14 +66,6 @@ fn page(command: &Command) -> anyhow::Result<Vec<u8>> {
         man.render_version_section(&mut page)?;
     }
     Ok(page)
-}
-
-/// What stands after the flags of a command's help: text, and lines that can be copied.
-pub fn notes_and_examples(after_help: &str) -> (&str, &str) {
-    after_help
-        .split_once("Examples:\n")
-        .or_else(|| after_help.split_once("Example:\n"))
-        .unwrap_or((after_help, ""))
 }
 
 /// Text in which no line is taken for a request, nor a hyphen for a dash.

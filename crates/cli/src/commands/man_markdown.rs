@@ -31,6 +31,14 @@ pub fn write_pages(root: &Command, dir: &Path) -> anyhow::Result<()> {
     save("README.md", overview)
 }
 
+/// What stands after the flags of a command's help: text, and lines that can be copied.
+pub fn notes_and_examples(after_help: &str) -> (&str, &str) {
+    after_help
+        .split_once("Examples:\n")
+        .or_else(|| after_help.split_once("Example:\n"))
+        .unwrap_or((after_help, ""))
+}
+
 fn visible(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|sub| !sub.is_hide_set())
 }
@@ -114,7 +122,7 @@ fn argument(page: &mut String, arg: &Arg) -> anyhow::Result<()> {
 /// Notes, and examples as a block of code.
 fn after_help(page: &mut String, command: &Command, level: usize) {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let (notes, examples) = super::man::notes_and_examples(&after);
+    let (notes, examples) = notes_and_examples(&after);
     paragraphs(page, notes);
     if !examples.is_empty() {
         let lines: Vec<&str> = examples
