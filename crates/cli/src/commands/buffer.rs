@@ -11,7 +11,7 @@ use crate::args::{
 use crate::failure::{EXIT_OK, Outcome, Usage, print_json, visible};
 use crate::json;
 use crate::secrets;
-use crate::servers::{self, BufferPath, Server};
+use crate::servers::{self, Server};
 use forebay_client::WaitFor;
 use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
@@ -209,27 +209,6 @@ fn status(args: &BufferStatusArgs) -> Outcome {
     Ok(EXIT_OK)
 }
 
-/// `forebay status NAME[:/PATH]`: the buffer, or a file in it, as its servers know it.
-pub fn status_of(at: &ServerArgs, of: &BufferPath, json: bool) -> anyhow::Result<()> {
-    let mut server = Server::connect(at, Some(&of.name))?;
-    if of.path.as_bytes() == b"/" {
-        let buffer = server.buffer(&LedgerRequest::Status { name: of.name.clone() })?;
-        match json {
-            true => print_json(&json::buffer(&buffer)?)?,
-            false => print!("{}", describe(&buffer)),
-        }
-        return Ok(());
-    }
-    let request = LedgerRequest::FileStatus { name: of.name.clone(), path: of.path.clone() };
-    let LedgerReply::File(file) = server.ask(&request)? else {
-        return Err(server.unexpected().into());
-    };
-    match json {
-        true => print_json(&file),
-        false => super::status::print_file(&of.to_string(), &file),
-    }
-}
-
 fn extend(args: &BufferExtendArgs) -> Outcome {
     let mut server = Server::connect(&args.at, Some(&args.name))?;
     let buffer = server.buffer(&LedgerRequest::Extend {
@@ -376,7 +355,7 @@ fn used_text(buffer: &ServedBuffer) -> String {
     if buffer.is_partial() { format!("at least {used}") } else { used }
 }
 
-fn describe(buffer: &ServedBuffer) -> String {
+pub(super) fn describe(buffer: &ServedBuffer) -> String {
     let capacity = format_bytes(buffer.capacity_bytes);
     let percent = 100.0 * buffer.used_bytes as f64 / buffer.capacity_bytes.max(1) as f64;
     let access = match buffer.spec.access {

@@ -7,14 +7,14 @@ use super::umount_live::has_ended;
 use crate::args::{ServerArgs, StatusArgs};
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
-use crate::servers::BufferPath;
+use crate::servers::{BufferPath, Server};
 use crate::state_dir::MountRecord;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, may_have_ended, mounts, server_process};
 use forebay_jobs::run::record::{RECORD_NAME, as_path, left_at, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, NO_ANSWER_YET, PathBytes};
 use forebay_proto::layout::LOG;
-use forebay_proto::net::ledger::BufferName;
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
 use forebay_proto::size::format_bytes;
 use forebay_store::flash::{self, FoundStore, StoreKey};
 use serde::Serialize;
@@ -86,7 +86,7 @@ fn of_buffer(named: &BufferPath, path: &Path, at: &ServerArgs, json: bool) -> an
     {
         return Ok(answer);
     }
-    super::buffer::status_of(at, named, json)
+    status_of(at, named, json)
 }
 
 /// What is used is not known while a server does not tell.
@@ -124,6 +124,27 @@ fn one(path: &Path, json: bool) -> anyhow::Result<()> {
     let Cached::Mounted(mut control) = cached else { return Ok(()) };
     let status = control.file_status(&found.path_in_buffer)?;
     if json { print_json(&status) } else { print_file(&path.display().to_string(), &status) }
+}
+
+/// `forebay status NAME[:/PATH]`: the buffer, or a file in it, as its servers know it.
+fn status_of(at: &ServerArgs, of: &BufferPath, json: bool) -> anyhow::Result<()> {
+    let mut server = Server::connect(at, Some(&of.name))?;
+    if of.path.as_bytes() == b"/" {
+        let buffer = server.buffer(&LedgerRequest::Status { name: of.name.clone() })?;
+        match json {
+            true => print_json(&crate::json::buffer(&buffer)?)?,
+            false => print!("{}", super::buffer::describe(&buffer)),
+        }
+        return Ok(());
+    }
+    let request = LedgerRequest::FileStatus { name: of.name.clone(), path: of.path.clone() };
+    let LedgerReply::File(file) = server.ask(&request)? else {
+        return Err(server.unexpected().into());
+    };
+    match json {
+        true => print_json(&file),
+        false => print_file(&of.to_string(), &file),
+    }
 }
 
 fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
@@ -184,7 +205,7 @@ fn yes_or_why(yes: bool, why: Option<&str>) -> String {
     }
 }
 
-pub fn print_file(path: &str, status: &FileStatus) -> anyhow::Result<()> {
+fn print_file(path: &str, status: &FileStatus) -> anyhow::Result<()> {
     println!("file        {} (inode {})", visible(path), status.ino);
     println!(
         "size        {} ({} bytes), {} allocated",
