@@ -1,6 +1,6 @@
 //! `forebay sim`: simulations of machines with burst buffers. `forebay-sim` does them; here are arguments and tables.
 
-use super::sim_check;
+use super::sim_check::{self, of_files};
 use crate::args_sim::{
     HowArgs, MachineArgs, SimCommand, SimCompareArgs, SimExplainArgs, SimFigureArgs,
     SimMachineArgs, SimPholdArgs, SimRunArgs, SimSizeArgs, SimSweepArgs, SimValidateArgs,
@@ -94,17 +94,6 @@ fn at_intervals(
         checkpoints::set_interval(machine, &mut program, interval).map_err(failed(args))?;
     }
     Ok(program)
-}
-
-/// For `map_err`: of which files a simulation was that failed.
-pub(super) fn of_files<'a>(
-    machine: &'a MachineArgs,
-    workload: Option<&'a Path>,
-) -> impl Fn(SimError) -> NotSimulated + 'a {
-    move |error| {
-        let workload = workload.map(Path::to_path_buf);
-        NotSimulated { machine: presets::path(&machine.machine), workload, error }
-    }
 }
 
 /// The same, of what is simulated.

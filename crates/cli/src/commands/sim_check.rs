@@ -5,20 +5,30 @@
 
 use super::bench::bar;
 use super::bench_common::{Display, OwnDir};
-use super::sim::of_files;
-use crate::args_sim::{SimCalibrateArgs, SimCheckArgs, SimReplayArgs};
+use crate::args_sim::{MachineArgs, SimCalibrateArgs, SimCheckArgs, SimReplayArgs};
 use crate::failure::{EXIT_OK, Outcome, Refused, Usage, at, print_json};
-use crate::failure_parts::misread;
+use crate::failure_parts::{NotSimulated, misread};
 use forebay_loadgen::replay::figures::{PhaseResult, Played};
 use forebay_loadgen::replay::{Options as ReplayOptions, play};
 use forebay_proto::control::ControlError;
 use forebay_sim::calibrate::{self, CalibrateError, Observation};
 use forebay_sim::check::{self, Check, Replayed};
-use forebay_sim::model::{self, Options};
+use forebay_sim::model::{self, Options, SimError};
 use forebay_sim::settings::Setting;
 use forebay_sim::{from_workload, presets, settings};
 use forebay_workload::language::{Work, Workload};
 use std::path::Path;
+
+/// For `map_err`: of which files a simulation was that failed.
+pub(super) fn of_files<'a>(
+    machine: &'a MachineArgs,
+    workload: Option<&'a Path>,
+) -> impl Fn(SimError) -> NotSimulated + 'a {
+    move |error| {
+        let workload = workload.map(Path::to_path_buf);
+        NotSimulated { machine: presets::path(&machine.machine), workload, error }
+    }
+}
 
 /// Runs `forebay sim check`.
 pub fn check(args: &SimCheckArgs) -> Outcome {
