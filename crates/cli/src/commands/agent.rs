@@ -1,6 +1,6 @@
 //! `forebay agent`: mounts the buffers of jobs on this node, as a scheduler's hooks ask.
 
-use super::mount::absolute;
+use super::paths::absolute;
 use crate::args::AgentArgs;
 use crate::daemon::agent::{AgentPlan, serve};
 use crate::daemon::agent_swap::SwapPlace;

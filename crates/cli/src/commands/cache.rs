@@ -6,7 +6,7 @@
 
 use super::cached::Cached;
 use super::looking::{Looking, Work};
-use super::mount::must_not_hide;
+use super::paths::{absolute, must_not_hide};
 use super::stage::verified_text;
 use crate::args::{
     CacheArgs, CachePathArgs, CacheRateArgs, CacheResolveArgs, CacheWaitArgs, ServerArgs,
@@ -53,19 +53,6 @@ pub fn options(
     Ok(Some((options, capacity_bytes)))
 }
 
-/// What a cache shows must not have its store in it. Both are resolved.
-pub fn must_not_show(pfs: &Path, flash: &Path) -> Result<(), ControlError> {
-    if !flash.starts_with(pfs) {
-        return Ok(());
-    }
-    let flash = flash.display();
-    let why =
-        format!("FLASH ({flash}) lies below it: the cache would show, and cache, its own store");
-    Err(ControlError::new("cache", Some(pfs), &why)
-        .errno(libc::ELOOP)
-        .hint("name a --flash outside of the PFS directory"))
-}
-
 pub(super) fn connect(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {
     connect_until(path, at, None)
 }
@@ -93,7 +80,7 @@ pub fn locate(path: &Path) -> Result<MountRef, ControlError> {
         Err(error) if !matches!(error.errno, None | Some(libc::ENOENT | libc::EACCES)) => error,
         other => return other,
     };
-    let path = super::mount::absolute(path)?;
+    let path = absolute(path)?;
     for mut mount in mounts()?.into_iter().rev() {
         if let Ok(rest) = path.strip_prefix(&mount.mount_point) {
             mount.path_in_buffer = Path::new("/").join(rest);
@@ -280,7 +267,7 @@ fn connect_by_name(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, Path
     };
     match connect(path, at) {
         Err(error) if is_absent(&error) => {
-            let path = super::mount::absolute(path)?;
+            let path = absolute(path)?;
             let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
                 return Err(error);
             };

@@ -26,6 +26,7 @@ mod looking;
 mod man;
 mod man_markdown;
 pub mod mount;
+mod paths;
 mod pool;
 mod preload_library;
 mod publish;

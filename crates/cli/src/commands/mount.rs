@@ -1,6 +1,7 @@
 //! `forebay mount`: finds or creates the buffer, mounts it, and returns when it answers.
 
 use super::cache;
+use super::paths::{absolute, must_not_hide, must_not_show};
 use crate::args::{MountArgs, StoreChoice};
 use crate::daemon::{self, BackingPlan, MountPlan, Reporter};
 use crate::failure::{EXIT_OK, Outcome, Usage, visible};
@@ -115,7 +116,7 @@ fn backing(
     let flash = flash::resolve_flash(site::flash(args.flash.as_deref())?.as_deref())?;
     must_not_hide("FLASH", &flash, mount_point)?;
     if let Some((cache, _)) = &cache {
-        cache::must_not_show(&cache.pfs, &flash)?;
+        must_not_show(&cache.pfs, &flash)?;
     }
     let key = StoreKey::mount(mount_point);
     let own_dir = flash::store_dir(&flash, &key);
@@ -136,21 +137,6 @@ impl From<StoreChoice> for StoreKind {
             StoreChoice::Directory => StoreKind::Directory,
         }
     }
-}
-
-pub fn absolute(path: &Path) -> Result<PathBuf, ControlError> {
-    std::path::absolute(path).map_err(|error| ControlError::io("find", Some(path), &error))
-}
-
-/// What the server needs must not lie below its own mount: it would wait for itself.
-pub fn must_not_hide(what: &str, path: &Path, mount_point: &Path) -> Result<(), ControlError> {
-    if !path.starts_with(mount_point) {
-        return Ok(());
-    }
-    let why = format!("{what} ({}) would be below the mount", path.display());
-    Err(ControlError::new("mount on", Some(mount_point), &why)
-        .errno(libc::ELOOP)
-        .hint("mount elsewhere, or give another place"))
 }
 
 fn check_directory(mount_point: &Path) -> Result<(), ControlError> {

@@ -1,6 +1,6 @@
 //! `forebay serve`: gives flash of this node away as buffers that any node can mount.
 
-use super::mount::absolute;
+use super::paths::absolute;
 use crate::args::ServeArgs;
 use crate::daemon::serve::{ServePlan, serve};
 use crate::daemon::{self, Reporter};
