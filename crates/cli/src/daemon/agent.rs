@@ -8,7 +8,7 @@
 //! a time; a job's directory is there as long as something else of it is; every command that is started has a time limit;
 //! who asks has the servers' key, or is root on this node.
 
-use super::agent_swap::{Swap, SwapPlace};
+use super::agent_swap::{Swap, SwapPlace, own_directory};
 use super::{Reporter, logging, signals};
 use crate::failure::visible;
 use forebay_client::mounts_at;
@@ -509,20 +509,6 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), ControlError> {
             Err(ControlError::io("make", Some(path), &error))
         }
         _ => Ok(()),
-    }
-}
-
-/// Nobody but this user may put something in the place of what it holds.
-pub(super) fn own_directory(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = fs::symlink_metadata(path)?;
-    let me = rustix::process::geteuid().as_raw();
-    match meta.is_dir() && meta.uid() == me && meta.mode() & 0o022 == 0 {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            ErrorKind::PermissionDenied,
-            "it is not a directory that only the agent's user may write to",
-        )),
     }
 }
 

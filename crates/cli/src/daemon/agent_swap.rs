@@ -5,7 +5,6 @@
 //! swaps to, so what is removed is in nobody's use. Whatever is killed, [`Swap::remove`] of the job or the agent's next
 //! start ends what is left: the names of the files say whose they are. Only root reads them: they hold memory of programs.
 
-use super::agent::own_directory;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::node::SessionName;
 use parking_lot::Mutex;
@@ -39,6 +38,19 @@ pub struct SwapPlace {
     pub dir: PathBuf,
     /// Most bytes of all jobs; none: what the file system has.
     pub capacity_bytes: Option<u64>,
+}
+
+/// Nobody but this user may put something in the place of what it holds.
+pub(super) fn own_directory(path: &Path) -> io::Result<()> {
+    let meta = fs::symlink_metadata(path)?;
+    let me = rustix::process::geteuid().as_raw();
+    match meta.is_dir() && meta.uid() == me && meta.mode() & 0o022 == 0 {
+        true => Ok(()),
+        false => Err(io::Error::new(
+            ErrorKind::PermissionDenied,
+            "it is not a directory that only the agent's user may write to",
+        )),
+    }
 }
 
 /// The swap space of a node's jobs.
