@@ -3,26 +3,27 @@
 //! `bench_replay` has workload files and the patterns that are workloads. `bench ior` turns IOR's flags into a run of `forebay-loadgen`, and prints what came out. Notes about what the
 //! figures do not mean go to standard error, or into the JSON.
 
+use super::bench_bar::{bar, begin_bar};
+use super::bench_common::{drawn_seed, make_log_dir, note, tasks};
+use super::bench_compressed::compressed_share;
 use super::{bench_compare, bench_io500, bench_ior_json, bench_machine, bench_replay};
 use crate::args_bench::{BenchCommand, ContentArg, IorArgs};
-use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Refused, Usage, at, is_usage, print_json};
+use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Refused, Usage, is_usage, print_json};
 use crate::failure_parts;
-use flate2::Compression;
-use flate2::write::DeflateEncoder;
 use forebay_loadgen::ior::{Ior, IorError, MpiIo, Progress};
 use forebay_loadgen::mpi;
 use forebay_loadgen::outcome::{Access, Phase, Run, table_head};
 use forebay_loadgen::replay::STOPPED;
 use forebay_loadgen::residency::Cache;
 use forebay_proto::control::PathBytes;
-use forebay_workload::content::{Content, Filler, Place};
+use forebay_workload::content::Content;
 use forebay_workload::ior::{Order, Pattern, Reorder};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Runs it; under an MPI launcher this process is one of the ranks, and rank 0 speaks for all.
@@ -63,25 +64,6 @@ fn be_silent() -> anyhow::Result<()> {
     match unsafe { libc::dup2(none.as_raw_fd(), libc::STDOUT_FILENO) } {
         -1 => Err(std::io::Error::last_os_error().into()),
         _ => Ok(()),
-    }
-}
-
-/// A remark about the figures, said once.
-pub(super) fn note(text: &str) {
-    if mpi::is_first() {
-        eprintln!("forebay bench: note: {text}");
-    }
-}
-
-/// How many processes there are: as many as were asked for, or those of the launcher.
-pub(super) fn tasks(asked: u32) -> Result<u32, Usage> {
-    match mpi::world() {
-        Some(world) if asked > 1 && asked != world.size() => Err(Usage(format!(
-            "{asked} processes are asked for, and the launcher started {}",
-            world.size()
-        ))),
-        Some(world) => Ok(world.size()),
-        None => Ok(asked),
     }
 }
 
@@ -309,33 +291,9 @@ fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
     })
 }
 
-/// Makes the directory of `--log`, once for all ranks.
-pub(super) fn make_log_dir(log: Option<&Path>) -> anyhow::Result<()> {
-    let Some(log) = log.filter(|_| mpi::is_first()) else { return Ok(()) };
-    // A log that is there is not mixed with another.
-    std::fs::create_dir(log).map_err(|error| {
-        let told = at("make the directory of the log", log)(error);
-        told.hint("name one that is not there yet").into()
-    })
-}
-
 fn seconds(flag: &str, given: f64) -> Result<Duration, Usage> {
     Duration::try_from_secs_f64(given)
         .map_err(|_| Usage(format!("{flag} {given}: expected a time of at least 0")))
-}
-
-/// A seed that differs from run to run, and is that of all ranks.
-pub(super) fn drawn_seed() -> u32 {
-    let own = own_seed();
-    let Some(world) = mpi::world() else { return own };
-    let told = world.of_rank_0(Ok(own.to_le_bytes().to_vec())).unwrap_or_default();
-    told.try_into().map_or(own, u32::from_le_bytes)
-}
-
-fn own_seed() -> u32 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    (forebay_workload::random::mix(now.as_nanos() as u64 ^ u64::from(std::process::id())) >> 33)
-        as u32
 }
 
 /// Memory that all processes hold together.
@@ -438,37 +396,6 @@ fn notes_before(args: &IorArgs, ior: &Ior, options: &Options) -> Vec<String> {
 
 /// Least share of its bytes that content keeps which is called incompressible.
 const INCOMPRESSIBLE_SHARE: f64 = 0.99;
-/// Bytes of content that are compressed to see how much is left: far more than the 32 KiB that gzip remembers.
-const SAMPLE_BYTES: u64 = 1 << 20;
-
-/// The share of the first process's content that is left when gzip's method has compressed it.
-pub(super) fn compressed_share(ior: &Ior) -> f64 {
-    let transfer_bytes = ior.pattern.transfer_bytes.clamp(1, SAMPLE_BYTES);
-    let mut filler = Filler::new(ior.content, ior.seed, transfer_bytes as usize);
-    let mut compressed = DeflateEncoder::new(Counter(0), Compression::default());
-    let mut offset = 0;
-    while offset < SAMPLE_BYTES {
-        // A counter takes all that it is given.
-        let _ = compressed.write_all(filler.bytes(Place { rank: 0, offset }));
-        offset += transfer_bytes;
-    }
-    let left = compressed.finish().map_or(offset, |counter| counter.0);
-    left as f64 / offset as f64
-}
-
-/// Counts bytes.
-struct Counter(u64);
-
-impl Write for Counter {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0 += bytes.len() as u64;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 /// What the page cache did to the figures.
 fn notes_after(ior: &Ior, run: &Run) -> Vec<String> {
@@ -525,88 +452,6 @@ impl Progress for Display {
     }
 }
 
-/// What a bar shows.
-const STYLE: &str = "{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}";
-
-pub(super) fn bar(hidden: bool) -> ProgressBar {
-    let bar = ProgressBar::no_length();
-    if hidden || !mpi::is_first() || !std::io::stderr().is_terminal() {
-        bar.set_draw_target(ProgressDrawTarget::hidden());
-    }
-    set_style(&bar, STYLE);
-    bar
-}
-
-fn set_style(bar: &ProgressBar, template: &str) {
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-}
-
-/// Begins a phase. Whatever is set draws the bar, so it has only a message until all is set: else it would be seen with 0 bytes of 0, or
-/// with the bytes of the phase before.
-pub(super) fn begin_bar(bar: &ProgressBar, message: String, total_bytes: u64) {
-    set_style(bar, "{msg}");
-    bar.reset();
-    bar.set_length(total_bytes);
-    set_style(bar, STYLE);
-    bar.set_message(message);
-}
-
 fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use indicatif::TermLike;
-    use std::io::Result;
-    use std::sync::{Arc, Mutex};
-
-    /// A terminal that keeps what is written to it.
-    #[derive(Debug, Clone, Default)]
-    struct Screen(Arc<Mutex<String>>);
-
-    impl TermLike for Screen {
-        fn width(&self) -> u16 {
-            100
-        }
-        fn move_cursor_up(&self, _: usize) -> Result<()> {
-            Ok(())
-        }
-        fn move_cursor_down(&self, _: usize) -> Result<()> {
-            Ok(())
-        }
-        fn move_cursor_right(&self, _: usize) -> Result<()> {
-            Ok(())
-        }
-        fn move_cursor_left(&self, _: usize) -> Result<()> {
-            Ok(())
-        }
-        fn write_line(&self, text: &str) -> Result<()> {
-            self.write_str(text)
-        }
-        fn write_str(&self, text: &str) -> Result<()> {
-            self.0.lock().unwrap().push_str(text);
-            Ok(())
-        }
-        fn clear_line(&self) -> Result<()> {
-            Ok(())
-        }
-        fn flush(&self) -> Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn a_bar_is_first_seen_with_the_bytes_of_its_phase() {
-        let screen = Screen::default();
-        let bar = bar(true);
-        bar.set_draw_target(ProgressDrawTarget::term_like(Box::new(screen.clone())));
-        begin_bar(&bar, "write 0".into(), 600 << 20);
-        let shown = screen.0.lock().unwrap().clone();
-        assert!(shown.contains("write 0"), "{shown}");
-        assert!(shown.contains("0 B of 600.00 MiB") && !shown.contains("of 0 B"), "{shown}");
-    }
 }

@@ -8,8 +8,7 @@
 //! Invariants: all happens in one new directory of the cache, which is removed at the end; its policy is `never` until the
 //! drain is asked for. What the PFS has is what its own `stat` says, not what the cache says.
 
-use super::bench::drawn_seed;
-use super::bench_common::{OwnDir, WorkloadFile, named, processes};
+use super::bench_common::{OwnDir, WorkloadFile, drawn_seed, named, processes};
 use crate::args_compare::SuiteArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
 use forebay_client::Control;

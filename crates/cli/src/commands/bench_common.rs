@@ -1,11 +1,11 @@
-//! What the patterns of `forebay bench` and `forebay sim check` have in common: the directory of a run, a workload in a file, and
-//! the bar of a replay.
+//! What the patterns of `forebay bench` and `forebay sim check` have in common: the directory of a run and of its log, a workload in
+//! a file, how many processes there are, seeds, remarks, and the bar of a replay.
 //!
 //! Invariant: a run makes one new directory below DIR and removes it at its end, also after a failure; nothing else there is
 //! touched.
 
-use super::bench::{begin_bar, drawn_seed};
-use crate::failure::at;
+use super::bench_bar::begin_bar;
+use crate::failure::{Usage, at};
 use anyhow::bail;
 use forebay_loadgen::mpi;
 use forebay_loadgen::replay::{Progress, STOPPED};
@@ -14,6 +14,7 @@ use indicatif::ProgressBar;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The directory of a run.
 pub(super) struct OwnDir {
@@ -147,4 +148,47 @@ pub(super) fn named(dir: &Path) -> String {
 /// So many of them, in words.
 pub(super) fn processes(number: u32) -> String {
     if number == 1 { "1 process".into() } else { format!("{number} processes") }
+}
+
+/// A remark about the figures, said once.
+pub(super) fn note(text: &str) {
+    if mpi::is_first() {
+        eprintln!("forebay bench: note: {text}");
+    }
+}
+
+/// How many processes there are: as many as were asked for, or those of the launcher.
+pub(super) fn tasks(asked: u32) -> Result<u32, Usage> {
+    match mpi::world() {
+        Some(world) if asked > 1 && asked != world.size() => Err(Usage(format!(
+            "{asked} processes are asked for, and the launcher started {}",
+            world.size()
+        ))),
+        Some(world) => Ok(world.size()),
+        None => Ok(asked),
+    }
+}
+
+/// Makes the directory of `--log`, once for all ranks.
+pub(super) fn make_log_dir(log: Option<&Path>) -> anyhow::Result<()> {
+    let Some(log) = log.filter(|_| mpi::is_first()) else { return Ok(()) };
+    // A log that is there is not mixed with another.
+    std::fs::create_dir(log).map_err(|error| {
+        let told = at("make the directory of the log", log)(error);
+        told.hint("name one that is not there yet").into()
+    })
+}
+
+/// A seed that differs from run to run, and is that of all ranks.
+pub(super) fn drawn_seed() -> u32 {
+    let own = own_seed();
+    let Some(world) = mpi::world() else { return own };
+    let told = world.of_rank_0(Ok(own.to_le_bytes().to_vec())).unwrap_or_default();
+    told.try_into().map_or(own, u32::from_le_bytes)
+}
+
+fn own_seed() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (forebay_workload::random::mix(now.as_nanos() as u64 ^ u64::from(std::process::id())) >> 33)
+        as u32
 }

@@ -7,9 +7,9 @@
 //!
 //! Invariant: a row says how many pairs it is of, and whether disturbed ones had to be used.
 
-use super::bench::{bar, begin_bar, drawn_seed};
+use super::bench_bar::{bar, begin_bar};
 use super::bench_caching;
-use super::bench_common::{OwnDir, WorkloadFile, named, processes};
+use super::bench_common::{OwnDir, WorkloadFile, drawn_seed, named, processes};
 use crate::args_compare::{CallsArg, CompareArgs, PairArgs, SuiteArgs, SuiteKind};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, at, print_json};
 use crate::failure_parts::misread;

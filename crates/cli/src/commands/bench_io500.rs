@@ -5,8 +5,8 @@
 //!
 //! Invariant: a run whose write phases are shorter than IO500 asks for is called invalid.
 
-use super::bench::{bar, drawn_seed, note};
-use super::bench_common::OwnDir;
+use super::bench_bar::bar;
+use super::bench_common::{OwnDir, drawn_seed, note};
 use crate::args_compare::Io500Args;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
 use forebay_loadgen::mpi;

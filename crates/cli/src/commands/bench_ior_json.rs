@@ -5,7 +5,7 @@
 //! have (a reference number, a dry run) has IOR's value for "not asked for".
 //! Caller: `bench`.
 
-use super::bench::compressed_share;
+use super::bench_compressed::compressed_share;
 use crate::args_bench::{ContentArg, IorArgs};
 use forebay_loadgen::ior::Ior;
 use forebay_loadgen::mpi;

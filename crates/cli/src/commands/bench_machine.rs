@@ -7,8 +7,8 @@
 //!
 //! Invariant: the file says how each figure came about, and which of its entries nobody has measured.
 
-use super::bench::{bar, drawn_seed};
-use super::bench_common::OwnDir;
+use super::bench_bar::bar;
+use super::bench_common::{OwnDir, drawn_seed};
 use crate::args_compare::MachineArgs;
 use crate::failure::{EXIT_OK, Outcome, Usage, at, print_json, refused};
 use forebay_loadgen::link::{self, Link};

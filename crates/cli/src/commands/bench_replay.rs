@@ -3,8 +3,8 @@
 //! Invariants: a run makes one new directory below DIR and removes it at its end, also after a failure or a signal; nothing else
 //! there is touched.
 
-use super::bench::{bar, drawn_seed, make_log_dir, note, tasks};
-use super::bench_common::{Display, OwnDir};
+use super::bench_bar::bar;
+use super::bench_common::{Display, OwnDir, drawn_seed, make_log_dir, note, tasks};
 use crate::args_replay::*;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, Usage, at, print_json};
 use crate::failure_parts::misread;

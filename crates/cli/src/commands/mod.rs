@@ -2,9 +2,11 @@
 
 mod agent;
 mod bench;
+mod bench_bar;
 mod bench_caching;
 mod bench_common;
 mod bench_compare;
+mod bench_compressed;
 mod bench_io500;
 mod bench_ior_json;
 mod bench_machine;

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a replay makes one new directory below DIR and removes it, also after a failure.
 
-use super::bench::bar;
+use super::bench_bar::bar;
 use super::bench_common::{Display, OwnDir};
 use crate::args_sim::{MachineArgs, SimCalibrateArgs, SimCheckArgs, SimReplayArgs};
 use crate::failure::{EXIT_OK, Outcome, Refused, Usage, at, print_json};
