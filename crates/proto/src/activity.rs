@@ -1,8 +1,8 @@
 //! What a buffer does with files, event by event, for who traces a program: asked for by the control socket
 //! ([`crate::control::Request::Activity`]) and of servers. Kept by `forebay-activity`, only while somebody asks.
 
-use crate::control::PathBytes;
 use crate::ids::ServerId;
+use crate::path_bytes::PathBytes;
 use serde::{Deserialize, Serialize};
 
 /// Most events of an answer.

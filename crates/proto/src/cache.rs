@@ -1,7 +1,7 @@
 //! What is asked of a cache buffer on the control socket, and what it answers: where files are
 //! between flash and PFS. Paths are those of the mount, absolute from its root.
 
-use crate::control::PathBytes;
+use crate::path_bytes::PathBytes;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //!
 //! A commit is a staging plan with a [`CommitSpec`]; `control` carries both.
 
-use crate::control::PathBytes;
+use crate::path_bytes::PathBytes;
 use serde::{Deserialize, Serialize};
 
 /// Name of the manifest in a committed tree.

@@ -5,8 +5,9 @@
 //! Times are what the server's clock said. The order of events is that of their numbers, also where
 //! the clock was set back.
 
-use crate::control::{PathBytes, Verify};
 use crate::ids::{PlanId, ServerId};
+use crate::kinds::Verify;
+use crate::path_bytes::PathBytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

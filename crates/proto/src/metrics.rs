@@ -3,8 +3,8 @@
 //! in docs/METRICS.md. Counts begin at zero when the process starts.
 
 use crate::Errno;
-use crate::control::StoreKind;
 use crate::events::UtcTime;
+use crate::kinds::StoreKind;
 use crate::latency::Latency;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
