@@ -4,13 +4,12 @@ use crate::Result;
 use crate::cache_wait::{WaitFor, Waited, cache_wait};
 use crate::frame::{read_message, write_message};
 use crate::locate::{MountRef, locate};
-use crate::server_process::{self, is_stopped};
-use forebay_net::socket_path::with_short_path;
+use crate::server_process::{self, is_stopped, open_socket};
 use forebay_proto::activity::ActivityPage;
 use forebay_proto::cache::{CacheRequest, CachedFile, TreeState};
 use forebay_proto::control::{
     BufferStatus, ControlError, FileStatus, Hello, PathBytes, PlanStatus, Reply, Request,
-    SOCKET_NAME, StageSpec, Welcome,
+    StageSpec, Welcome,
 };
 use forebay_proto::events::{EventRecord, EventsPage, EventsQuery};
 use forebay_proto::metrics::PoolMetrics;
@@ -548,10 +547,6 @@ fn must_be_the_owners(stream: &UnixStream, store_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
-    with_short_path(&store_dir.join(SOCKET_NAME), |path| UnixStream::connect(path))
-}
-
 fn not_reached(store_dir: &Path, error: &io::Error) -> ControlError {
     let what = "connect to the server of";
     match error.kind() {
@@ -592,6 +587,7 @@ fn other_version(store_dir: &Path, welcome: &Welcome) -> ControlError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::control::SOCKET_NAME;
     use std::os::unix::net::UnixListener;
 
     /// A server for one connection that greets with `protocol` and answers once.

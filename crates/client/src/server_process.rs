@@ -4,9 +4,9 @@
 //! client would wait for the whole of its time limit. Nothing here asks the process.
 
 use crate::Result;
-use crate::control::open_socket;
+use forebay_net::socket_path::with_short_path;
 use forebay_net::{ServerAddress, Stream, peer};
-use forebay_proto::control::ControlError;
+use forebay_proto::control::{ControlError, SOCKET_NAME};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use std::io;
@@ -52,6 +52,11 @@ pub fn seen_stopped_at(address: &ServerAddress) -> Option<u32> {
         ServerAddress::Unix(_) => stopped_at(address),
         ServerAddress::Tcp { .. } => peer::stopped_listener(address),
     }
+}
+
+/// Connects to the control socket of a store.
+pub(crate) fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
+    with_short_path(&store_dir.join(SOCKET_NAME), |path| UnixStream::connect(path))
 }
 
 /// The process id of a store's server, if that is stopped now.
