@@ -5,13 +5,17 @@
 //! | --- | --- |
 //! | `calls` | calls of mounts: by kind, bytes, errors |
 //! | `sample` | all of a buffer at one moment |
+//! | `device`, `process` | the device below a store, and this process |
 //!
 //! Sessions and the mover count; the ledger, the control socket and `http` ask. What each figure
 //! means: docs/METRICS.md.
 
 mod calls;
+mod device;
+mod process;
 mod sample;
 
 pub use calls::CallCounts;
-pub(crate) use sample::of_device;
-pub use sample::{of_server, process, started};
+pub(crate) use device::of_device;
+pub use process::{process, started};
+pub use sample::of_server;
