@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 /// Counts changes of user and groups: sockets that are older are not used.
 static WHO: AtomicU32 = AtomicU32::new(0);
-/// Counts changes of the current directory.
-static WHERE: AtomicU32 = AtomicU32::new(1);
 
 /// Before the program has threads.
 pub fn begin() {
@@ -25,10 +23,6 @@ pub fn umask_now() -> u32 {
 
 pub fn who() -> u32 {
     WHO.load(Ordering::Acquire)
-}
-
-pub fn whereabouts() -> u32 {
-    WHERE.load(Ordering::Acquire)
 }
 
 fn changed(counter: &AtomicU32) {
@@ -75,12 +69,12 @@ macro_rules! as_another {
             } )*
             fn chdir(path: *const c_char) -> c_int, real => {
                 let done = real(path);
-                changed(&WHERE);
+                places::moved();
                 done
             }
             fn fchdir(fd: c_int) -> c_int, real => {
                 let done = real(fd);
-                changed(&WHERE);
+                places::moved();
                 done
             }
             fn chroot(path: *const c_char) -> c_int, real => {

@@ -5,7 +5,7 @@
 //! paths mean (chroot, mounts, namespaces) has no places from then on. Descriptors that it has are those of the mounts that were
 //! known before: the kernel would tell of another file than the program opened.
 
-use crate::{identity, raw};
+use crate::raw;
 use libc::c_int;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -44,6 +44,19 @@ static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 static STORES: [AtomicU64; MOUNTS_MAX] = [const { AtomicU64::new(0) }; MOUNTS_MAX];
 /// `st_dev` of the mount of the same number: another one when it was made again.
 static DEVICES: [AtomicU64; MOUNTS_MAX] = [const { AtomicU64::new(0) }; MOUNTS_MAX];
+
+/// Counts changes of the current directory.
+static WHERE: AtomicU32 = AtomicU32::new(1);
+
+/// How often the current directory has changed: what was found out about it before is not used.
+pub fn whereabouts() -> u32 {
+    WHERE.load(Ordering::Acquire)
+}
+
+/// The current directory is another one.
+pub fn moved() {
+    WHERE.fetch_add(1, Ordering::AcqRel);
+}
 
 /// Called when the library is loaded.
 pub fn begin() {
@@ -372,7 +385,7 @@ static CWD_INODE: AtomicU64 = AtomicU64::new(0);
 /// The mount that the current directory is in, and its inode.
 fn cwd() -> Option<(usize, u64)> {
     // A child of vfork has this memory, and a directory of its own. Pids have at most 22 bits.
-    let now = u64::from(identity::whereabouts()) << 32 | u64::from(raw::pid() & 0x3f_ffff) << 8;
+    let now = u64::from(whereabouts()) << 32 | u64::from(raw::pid() & 0x3f_ffff) << 8;
     let known = CWD.load(Ordering::Acquire);
     if known & !0xff == now {
         let inode = CWD_INODE.load(Ordering::Acquire);

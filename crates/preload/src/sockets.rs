@@ -457,7 +457,7 @@ pub fn ask(found: Found<'_>, mut request: Request) -> Option<Reply> {
 
 /// Says which the current directory is, if that was not said since it changed.
 fn tell_cwd(taken: &Taken) -> bool {
-    let now = identity::whereabouts();
+    let now = places::whereabouts();
     let own = taken.0.pid.load(Ordering::Relaxed) == raw::pid();
     if own && taken.0.whereabouts.load(Ordering::Relaxed) == now {
         return true;
