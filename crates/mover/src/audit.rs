@@ -102,7 +102,7 @@ impl Audit {
 
     /// A path below the target's top as users see it.
     fn shown(&self, path: &[u8]) -> PathBytes {
-        let full = super::run::join(&self.top.lock(), path, b"");
+        let full = super::paths::join(&self.top.lock(), path, b"");
         match self.direction {
             Direction::In => PathBytes::in_buffer(&self.prefix, &full),
             Direction::Out => PathBytes::new(&full),

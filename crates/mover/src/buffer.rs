@@ -4,9 +4,8 @@
 use super::endpoint::{At, Located, MakeTop, PRIVATE_MODE, Source, Target, not_a_directory};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, OpenSource, Temp, TempAt, Xattrs};
-use super::not_kept::is_roots;
-use super::pfs::{split, trim_end};
-use super::run::join;
+use super::paths::{join, split, trim_end};
+use super::roots_xattrs::is_roots;
 use forebay_credentials::identity::Acting;
 use forebay_interfaces::tree::BufferTree;
 use forebay_proto::attr::{FileKind, SetAttr, SetTime};

@@ -7,10 +7,10 @@
 //! checksum of a copy is made over the same ranges, so it could not find what a wrong map hid.
 //! Called by `copy` for the source, and for the target when it is read back.
 
-use super::copy::{BLOCK_BYTES, PIECE_BYTES};
 use super::fault::{Fault, Outcome};
 use super::memory::Memory;
 use super::meta::Meta;
+use super::pieces::{BLOCK_BYTES, PIECE_BYTES, read_upto};
 use super::stop::Pace;
 use forebay_interfaces::data::Data;
 use forebay_proto::Errno;
@@ -97,7 +97,7 @@ fn is_zeros(
         let piece = pace.piece_bytes(PIECE_BYTES).min(len - done);
         pace.take(piece)?;
         let bytes = memory.get(piece as usize);
-        if super::copy::read_upto(source, bytes, start + done)? < bytes.len() {
+        if read_upto(source, bytes, start + done)? < bytes.len() {
             // It ends here: who copies finds that.
             return Ok(false);
         }

@@ -7,8 +7,9 @@
 
 use super::fault::Outcome;
 use super::meta::{Dir, Temp, TempAt};
+use super::paths::join;
 use super::plan::PlanDir;
-use super::run::{Run, join};
+use super::run::Run;
 use forebay_proto::control::PathBytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 //!
 //! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
 //! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
-//! `worker` (an item to its end), `copy` (data and checksums) with `holes` and `memory`, `endpoint`
+//! `worker` (an item to its end), `copy` (data and checksums) with `holes`, `pieces` and `memory`, `endpoint`
 //! (the two ends) with `pfs`, `pfs_target` and `buffer`, which act as the requester (`forebay_credentials`),
 //! `parts`, `delegator` and `delegated` (plans that are the work of several servers, see
 //! docs/internals/STAGING.md), `stripe` (files that several servers hold), `completion` (what becomes of an item), `setup`,
@@ -36,12 +36,15 @@ mod memory;
 mod meta;
 mod not_kept;
 mod parts;
+mod paths;
 mod pfs;
 mod pfs_target;
+mod pieces;
 mod plan;
 mod progress;
 mod queued;
 mod record;
+mod roots_xattrs;
 mod run;
 mod setup;
 mod stop;

@@ -17,29 +17,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Kind of the loss that every copy of another user's file has.
 const OWNER: &str = "owner";
-/// Starts of names that root sees and a file system keeps for itself: XFS (its ACLs, which are copied as such), Lustre,
-/// GlusterFS. No copy lacks them.
-const OF_FILE_SYSTEMS: [&[u8]; 13] = [
-    b"trusted.SGI_",
-    b"trusted.lov",
-    b"trusted.lma",
-    b"trusted.lmv",
-    b"trusted.dmv",
-    b"trusted.link",
-    b"trusted.fid",
-    b"trusted.som",
-    b"trusted.hsm",
-    b"trusted.version",
-    b"trusted.gfid",
-    b"trusted.glusterfs.",
-    b"trusted.afr.",
-];
-
-/// Whether an xattr is root's to copy, and means something to who uses the copy.
-pub(super) fn is_roots(name: &[u8]) -> bool {
-    let is_file_systems = || OF_FILE_SYSTEMS.iter().any(|own| name.starts_with(own));
-    (name.starts_with(b"trusted.") && !is_file_systems()) || name == b"security.capability"
-}
 
 impl Run {
     /// An item was found, at `path` of the source. Of what is no directory, see [`Run::note_xattrs_not_kept`] for its xattrs.
@@ -101,23 +78,6 @@ impl Run {
         match self.spec.direction {
             Direction::In => PathBytes::new(path),
             Direction::Out => PathBytes::in_buffer(&self.buffer_prefix, path),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_file_system_keeps_for_itself_is_lacked_by_no_copy() {
-        for name in ["trusted.overlay.opaque", "trusted.mine", "security.capability"] {
-            assert!(is_roots(name.as_bytes()), "{name}");
-        }
-        for name in
-            ["trusted.SGI_ACL_FILE", "trusted.lov", "trusted.gfid", "security.selinux", "user.a"]
-        {
-            assert!(!is_roots(name.as_bytes()), "{name}");
         }
     }
 }

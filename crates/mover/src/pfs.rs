@@ -9,7 +9,8 @@
 use super::endpoint::{Located, Source};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, OpenSource, Xattrs};
-use super::not_kept::is_roots;
+use super::paths::{split, trim_end};
+use super::roots_xattrs::is_roots;
 use forebay_credentials::identity::{Acting, Identity};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Result, ShardId};
@@ -196,23 +197,6 @@ pub(super) fn fd(dir: &Dir) -> Result<BorrowedFd<'_>> {
 fn trim_slashes(path: &[u8]) -> &[u8] {
     let start = path.iter().take_while(|&&b| b == b'/').count();
     trim_end(&path[start..])
-}
-
-/// A path without slashes at its end (`/` becomes empty).
-pub(super) fn trim_end(path: &[u8]) -> &[u8] {
-    let end = path.iter().rev().take_while(|&&b| b == b'/').count();
-    &path[..path.len() - end]
-}
-
-/// Splits an absolute path into its directory and its last name.
-pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
-    let path = trim_end(path);
-    let slash = path.iter().rposition(|&b| b == b'/')?;
-    let (dir, name) = (&path[..slash], &path[slash + 1..]);
-    if name == b"." || name == b".." || name.is_empty() {
-        return None;
-    }
-    Some((if dir.is_empty() { b"/" } else { dir }, name))
 }
 
 /// A path of a name in an open directory, for calls that have no form with a descriptor. The name

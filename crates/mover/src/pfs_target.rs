@@ -8,8 +8,8 @@
 use super::endpoint::{At, MakeTop, PRIVATE_MODE, Target, no_parent, not_a_directory};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, Temp, TempAt, Xattrs, decode_rdev};
-use super::pfs::{Pfs, below_fd, errno, fd, split};
-use super::run::join;
+use super::paths::{join, split};
+use super::pfs::{Pfs, below_fd, errno, fd};
 use forebay_credentials::identity::Acting;
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::{Errno, Result};

@@ -13,6 +13,7 @@ use super::journal::{Journal, Past, Record};
 use super::left::{LeftTemp, Temps};
 use super::meta::{Meta, Xattrs};
 use super::parts::{Parts, Servers};
+use super::paths::join;
 use super::pfs::{Pfs, PfsHook};
 use super::pfs_target::FsIdentity;
 use super::progress::Progress;
@@ -488,19 +489,4 @@ pub(super) fn temp_prefix(plan: PlanId, token: u32, shard: Option<ShardId>) -> V
         None => format!(".forebay-{plan}.{token:08x}-").into_bytes(),
         Some(ShardId(shard)) => format!(".forebay-{plan}.{token:08x}.{shard}-").into_bytes(),
     }
-}
-
-/// `top/rel/name`, with empty parts left out.
-pub(super) fn join(top: &[u8], rel: &[u8], name: &[u8]) -> Vec<u8> {
-    let mut path = super::pfs::trim_end(top).to_vec();
-    for part in [rel, name] {
-        if !part.is_empty() {
-            path.push(b'/');
-            path.extend_from_slice(part);
-        }
-    }
-    if path.is_empty() {
-        path.push(b'/');
-    }
-    path
 }

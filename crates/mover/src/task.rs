@@ -1,7 +1,7 @@
 //! One item of a plan: an object of the source and the name it gets.
 
 use super::meta::{Dir, Meta};
-use super::run::join;
+use super::paths::join;
 use forebay_proto::Ino;
 use forebay_proto::attr::Timestamp;
 use std::sync::Arc;

@@ -13,11 +13,12 @@
 //!
 //! Called by `worker` for each file, before it copies it alone.
 
-use super::super::copy::{Copied, PIECE_BYTES};
+use super::super::copy::Copied;
 use super::super::fault::{Fault, Outcome, Sort, Where};
 use super::super::memory::Memory;
 use super::super::meta::{OpenSource, Temp, TempAt};
 use super::super::parts::Servers;
+use super::super::pieces::PIECE_BYTES;
 use super::super::run::Run;
 use super::super::task::Task;
 use super::job::JOB_SILENCE_MAX;
