@@ -146,14 +146,14 @@ impl Ledger {
     /// A server that follows this leader has told of all its parts: true if that is on record.
     pub(super) fn adopt(&self, server: ServerId, parts: &[PartTold]) -> bool {
         let mut taken = Vec::new();
-        let mut state = self.state.lock();
-        if !state.file.untold.contains(&server) {
+        let mut kept = self.record.lock();
+        if !kept.untold.contains(&server) {
             return true;
         }
-        let adopted = self.commit_noted(&mut state, Some(TAKEN_OVER), |file| {
+        let adopted = self.record.commit_noted(&mut kept, Some(TAKEN_OVER), |file| {
             taken = file.adopt(server, parts);
         });
-        drop(state);
+        drop(kept);
         if let Err(error) = adopted {
             tracing::warn!(%server, "its buffers are not on record yet: {error}");
             return false;

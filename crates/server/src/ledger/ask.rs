@@ -103,7 +103,7 @@ impl Ledger {
     ) -> Result<PoolReply, ControlError> {
         let what = format!("ask server {}", self.host_of(server));
         let failed = |why: &str, errno: Errno| ControlError::new(&what, None, why).errno(errno.0);
-        let asked = PoolAsked { term: self.term(), question: question.clone() };
+        let asked = PoolAsked { term: self.record.term(), question: question.clone() };
         let json = serde_json::to_vec(&asked)
             .map_err(|error| failed(&error.to_string(), Errno::EPROTO))?;
         let links: &Links = &self.links;
@@ -166,11 +166,7 @@ impl Ledger {
         server: ServerId,
         question: &PoolQuestion,
     ) -> Result<PoolReply, ControlError> {
-        if self.state.lock().closed {
-            let why = "the server is ending";
-            return Err(super::turn::of(what, record.name(), why, libc::ESHUTDOWN)
-                .hint("ask again when it runs again"));
-        }
+        self.turns.must_be_open(what, record.name())?;
         self.ask(server, question).map_err(|mut error| {
             if server != self.server_id() && error.what.starts_with(what) {
                 error.why = format!("on server {}: {}", self.host_of(server), error.why);
@@ -184,10 +180,10 @@ impl Ledger {
         let done = |result: Result<(), ControlError>| result.map(|()| PoolReply::Done);
         let answered = match question {
             PoolQuestion::Announce { server, parts } => {
-                self.announced(server, &parts, &self.term())
+                self.announced(server, &parts, &self.record.term())
             }
             PoolQuestion::Servers { servers, tell } => {
-                self.told_servers(self.term(), servers, tell)
+                self.told_servers(self.record.term(), servers, tell)
             }
             PoolQuestion::Hears => Ok(self.hears()),
             PoolQuestion::Follow(leader) => {
@@ -209,12 +205,11 @@ impl Ledger {
                 reply.map(|reply| PoolReply::Ledger(Box::new(reply)))
             }
             PoolQuestion::Secret(name) => self
-                .state
+                .record
                 .lock()
-                .file
                 .buffer(&name)
                 .map(|buffer| PoolReply::Secret(buffer.secret.clone()))
-                .ok_or_else(|| super::turn::absent("find", &name)),
+                .ok_or_else(|| super::errors::absent("find", &name)),
         };
         answered.unwrap_or_else(PoolReply::Failed)
     }
@@ -243,7 +238,7 @@ impl Ledger {
             for (&server, facts) in &mut survey {
                 if server == mine {
                     *facts = Some(self.facts());
-                } else if !self.is_lost(server) {
+                } else if !self.record.is_lost(server) {
                     scope.spawn(move || match self.ask(server, &PoolQuestion::Facts) {
                         Ok(PoolReply::Facts(told)) => *facts = Some(told),
                         Ok(_) => tracing::warn!(%server, "a server tells nothing of itself"),

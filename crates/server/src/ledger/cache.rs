@@ -5,8 +5,8 @@
 //! themselves, nor anything outside the roots that it was started with; files of a cache are
 //! flushed, fetched and looked at with the rights of who asks. Called by `create`, `parts`, `route`.
 
+use super::errors::{absent, of};
 use super::served::shard_of;
-use super::turn::{absent, of};
 use super::{Identity, Ledger, ServedBuffer};
 use forebay_cache::{CacheFs, CacheOptions, Policy, why_not_invalidated, why_not_resolved};
 use forebay_credentials::identity::Identity as Rights;
@@ -164,7 +164,7 @@ impl Ledger {
         name: &BufferName,
         on_behalf: Option<Caller>,
     ) -> Result<(Arc<ServedBuffer>, Caller), ControlError> {
-        let part = self.owned_part(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
+        let part = self.record.owned_part(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
         let served = self.buffer(name).ok_or_else(|| {
             of(WHAT, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
         })?;
@@ -194,7 +194,7 @@ impl Ledger {
         caller: &Caller,
         request: Option<CacheRequest>,
     ) -> Vec<Result<LedgerReply, ControlError>> {
-        let found = self.state.lock().file.part(&served.name).cloned();
+        let found = self.record.lock().part(&served.name).cloned();
         let servers = found.map(|part| part.spec.servers).unwrap_or_default();
         let question =
             PoolQuestion::CachePart { uuid: served.uuid.clone(), caller: caller.clone(), request };
@@ -206,7 +206,7 @@ impl Ledger {
             Ok(_) => Err(self.nonsense(server)),
             Err(error) => Err(error),
         };
-        servers.into_iter().filter(|server| !self.is_lost(*server)).map(ask).collect()
+        servers.into_iter().filter(|server| !self.record.is_lost(*server)).map(ask).collect()
     }
 
     /// What this server's part of a cache has to say.

@@ -1,7 +1,6 @@
 //! Which servers of the pool a new buffer goes to: those with the most room.
 
-use super::parts::no_space;
-use super::turn::of;
+use super::errors::{no_space, of};
 use super::{Ledger, show};
 use forebay_policy::placement::choose_servers;
 use forebay_proto::ServerId;

@@ -2,8 +2,9 @@
 //! the parts, then `ready` on record. Asked again with the same token and spec: the same buffer,
 //! also when the first attempt got half way.
 
+use super::errors::of;
 use super::record::{BufferRecord, RecordState};
-use super::turn::{Busy, of};
+use super::turn::Busy;
 use super::{Identity, Ledger, MAX_BUFFERS, MAX_BUFFERS_PER_USER, MAX_TOKEN_BYTES};
 use forebay_failpoint::step;
 use forebay_proto::ServerId;
@@ -32,8 +33,8 @@ impl Ledger {
         self.rounded(WHAT, &spec.name, spec.capacity_bytes)?;
         self.all_have_told(&spec.name)?;
         let spec = self.checked_cache(who, spec)?;
-        let _turn = self.turn(WHAT, Busy::Buffer(spec.name.clone()))?;
-        let found = self.state.lock().file.buffer(&spec.name).cloned();
+        let _turn = self.turns.take(WHAT, Busy::Buffer(spec.name.clone()))?;
+        let found = self.record.lock().buffer(&spec.name).cloned();
         if let Some(found) = found {
             return self.again(who, &found, &token, &spec);
         }
@@ -45,7 +46,7 @@ impl Ledger {
 
     /// After a take-over: a server that has not told yet what it has may have a buffer of this name.
     fn all_have_told(&self, name: &BufferName) -> Result<(), ControlError> {
-        let Some(&untold) = self.state.lock().file.untold.first() else { return Ok(()) };
+        let Some(&untold) = self.record.lock().untold.first() else { return Ok(()) };
         self.round_soon();
         let why = format!(
             "server {} has not told this new leader of the pool yet what it has",
@@ -119,21 +120,21 @@ impl Ledger {
             told_by: None,
             spec,
         };
-        let mut state = self.state.lock();
-        let theirs = state.file.buffers.iter().filter(|b| b.owner_uid == owner_uid).count();
+        let mut kept = self.record.lock();
+        let theirs = kept.buffers.iter().filter(|b| b.owner_uid == owner_uid).count();
         let limited = matches!(who, Identity::User(_)) && theirs >= MAX_BUFFERS_PER_USER;
-        if limited || state.file.buffers.len() >= MAX_BUFFERS {
+        if limited || kept.buffers.len() >= MAX_BUFFERS {
             let why = match limited {
                 true => format!("you have {MAX_BUFFERS_PER_USER} buffers, the most of one user"),
                 false => format!("there are {MAX_BUFFERS} buffers, the most of one pool"),
             };
             return Err(of(WHAT, record.name(), &why, libc::EDQUOT).hint("destroy one first"));
         }
-        if state.file.buffers.iter().any(|b| b.token == record.token) {
+        if kept.buffers.iter().any(|b| b.token == record.token) {
             let why = "the same request made another buffer";
             return Err(of(WHAT, record.name(), why, libc::EINVAL));
         }
-        self.commit(&mut state, |file| file.buffers.push(record.clone()))?;
+        self.record.commit(&mut kept, |file| file.buffers.push(record.clone()))?;
         Ok(record)
     }
 
@@ -177,7 +178,7 @@ impl Ledger {
         let mut ready = record.clone();
         ready.state = RecordState::Ready;
         ready.store_kind = Some(kind);
-        self.commit(&mut self.state.lock(), |file| {
+        self.record.commit(&mut self.record.lock(), |file| {
             if let Some(buffer) = file.buffer_mut(record.name()) {
                 *buffer = ready.clone();
             }

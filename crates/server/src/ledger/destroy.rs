@@ -2,8 +2,9 @@
 //! servers (mounts ended, store removed), then off the record. From the first step on there is no
 //! way back: what could not be reached is removed when its server is back.
 
+use super::errors::of;
 use super::record::{BufferRecord, RecordState};
-use super::turn::{Busy, of};
+use super::turn::Busy;
 use super::{Identity, Ledger, show};
 use forebay_failpoint::step;
 use forebay_proto::control::ControlError;
@@ -23,8 +24,8 @@ impl Ledger {
         force: bool,
         discard: bool,
     ) -> Result<LedgerReply, ControlError> {
-        let _turn = self.turn(WHAT, Busy::Buffer(name.clone()))?;
-        let Some(record) = self.owned(WHAT, who, name)? else { return Ok(LedgerReply::Ok) };
+        let _turn = self.turns.take(WHAT, Busy::Buffer(name.clone()))?;
+        let Some(record) = self.record.owned(WHAT, who, name)? else { return Ok(LedgerReply::Ok) };
         if record.state == RecordState::Ready {
             if !force {
                 self.must_be_idle(&record)?;
@@ -32,8 +33,8 @@ impl Ledger {
             if !discard && record.spec.cache.is_some() {
                 self.must_be_drained(&record)?;
             }
-            let mut state = self.state.lock();
-            self.commit_freeing(&mut state, |file| {
+            let mut kept = self.record.lock();
+            self.record.commit_freeing(&mut kept, |file| {
                 if let Some(buffer) = file.buffer_mut(name) {
                     buffer.state = RecordState::Destroying;
                 }
@@ -54,7 +55,7 @@ impl Ledger {
     pub(super) fn take_apart(&self, record: &BufferRecord) -> Result<(), ControlError> {
         let mut removed = Ok(());
         for (_, server) in record.shards() {
-            if self.is_lost(server) {
+            if self.record.is_lost(server) {
                 continue;
             }
             let question = PoolQuestion::RemovePart { uuid: record.uuid.clone() };
@@ -64,13 +65,13 @@ impl Ledger {
             step("a part of a buffer is gone");
         }
         let name = record.name();
-        let mut state = self.state.lock();
+        let mut kept = self.record.lock();
         if let Err(error) = removed {
-            state.unsettled.insert(name.clone(), error.to_string());
+            self.state.lock().unsettled.insert(name.clone(), error.to_string());
             return Err(error);
         }
-        self.commit_freeing(&mut state, |file| file.remove(name))?;
-        state.unsettled.remove(name);
+        self.record.commit_freeing(&mut kept, |file| file.remove(name))?;
+        self.state.lock().unsettled.remove(name);
         Ok(())
     }
 
@@ -78,7 +79,7 @@ impl Ledger {
     fn must_be_drained(&self, record: &BufferRecord) -> Result<(), ControlError> {
         let survey = self.survey(record.servers.iter().copied());
         let mut dirty = 0;
-        for (_, server) in record.shards().filter(|(_, server)| !self.is_lost(*server)) {
+        for (_, server) in record.shards().filter(|(_, server)| !self.record.is_lost(*server)) {
             match show::part_in(&survey, server, &record.uuid) {
                 Some((_, part)) => dirty += part.dirty_files,
                 None if survey.get(&server).is_some_and(Option::is_some) => {}
@@ -120,7 +121,7 @@ impl Ledger {
                     show::add_clients(&mut clients, &part.clients);
                     plans += part.plans;
                 }
-                None if self.is_lost(server)
+                None if self.record.is_lost(server)
                     || survey.get(&server).is_some_and(Option::is_some) => {}
                 None => {
                     let why = format!("server {} does not answer", self.host_of(server));

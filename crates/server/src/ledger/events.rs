@@ -4,8 +4,8 @@
 //! what a kill has kept from being told is told by the next start. The leader of a pool tells of its
 //! buffers, other servers of their parts.
 
+use super::errors::absent;
 use super::record::{LedgerFile, RecordState};
-use super::turn::absent;
 use super::{Identity, Ledger, ServedBuffer};
 use forebay_failpoint::step;
 use forebay_proto::ServerId;
@@ -215,9 +215,9 @@ impl Ledger {
             | LedgerRequest::Events { name: None, .. }
             | LedgerRequest::TakeOver { .. } => true,
             LedgerRequest::Events { name: Some(name), record: EventRecord::Buffer, .. } => {
-                let state = self.state.lock();
-                let gone = state.file.part(name).is_none() && state.file.buffer(name).is_none();
-                drop(state);
+                let kept = self.record.lock();
+                let gone = kept.part(name).is_none() && kept.buffer(name).is_none();
+                drop(kept);
                 let root = Identity::of_server_key();
                 let ended = || self.told.ended_of(&root, name).ok().flatten();
                 gone && ended().is_some_and(|uuid| self.told.kept(&uuid).is_some())
@@ -258,7 +258,7 @@ impl Ledger {
         query: &EventsQuery,
     ) -> Result<EventsPage, ControlError> {
         let what = "read events of";
-        if let Some(part) = self.owned_part(what, who, name)? {
+        if let Some(part) = self.record.owned_part(what, who, name)? {
             let page = self.serving(what, name)?.server.events().read(query, &|_| true)?;
             let others = self.records_of(&part.spec.servers, &part.spec.uuid);
             return Ok(EventsPage { others, ..page });
@@ -282,7 +282,7 @@ impl Ledger {
         after: Option<u64>,
     ) -> Result<LedgerReply, ControlError> {
         let what = "watch";
-        let part = self.owned_part(what, who, name)?.ok_or_else(|| absent(what, name))?;
+        let part = self.record.owned_part(what, who, name)?.ok_or_else(|| absent(what, name))?;
         let mut page = self.serving(what, name)?.server.activity_page(after);
         page.others = part.spec.servers.clone();
         Ok(LedgerReply::Activity(page))
@@ -297,8 +297,8 @@ impl Ledger {
         query: &EventsQuery,
     ) -> Result<EventsPage, ControlError> {
         let what = "read events of";
-        let here = self.state.lock().file.part(name).is_some_and(|part| part.spec.uuid == uuid);
-        if here && self.owned_part(what, who, name)?.is_some() {
+        let here = self.record.lock().part(name).is_some_and(|part| part.spec.uuid == uuid);
+        if here && self.record.owned_part(what, who, name)?.is_some() {
             return self.serving(what, name)?.server.events().read(query, &|_| true);
         }
         match self.told.kept(uuid) {
@@ -311,7 +311,7 @@ impl Ledger {
 
     fn serving(&self, what: &str, name: &BufferName) -> Result<Arc<ServedBuffer>, ControlError> {
         self.buffer(name).ok_or_else(|| {
-            super::turn::of(what, name, "it is not served", libc::EIO)
+            super::errors::of(what, name, "it is not served", libc::EIO)
                 .hint("`forebay buffer status` tells why")
         })
     }
@@ -319,7 +319,8 @@ impl Ledger {
     /// The records of these servers but this one; what is gone for good has none any more.
     fn records_of(&self, servers: &[ServerId], uuid: &str) -> Vec<EventRecord> {
         let mine = self.server_id();
-        let there = servers.iter().filter(|server| **server != mine && !self.is_lost(**server));
+        let there =
+            servers.iter().filter(|server| **server != mine && !self.record.is_lost(**server));
         there.map(|server| EventRecord::Part { server: *server, uuid: uuid.into() }).collect()
     }
 }

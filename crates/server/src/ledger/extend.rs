@@ -1,9 +1,9 @@
 //! A larger capacity for a buffer in use: on record first, then each part at its server. What was
 //! killed half way is finished by the leader's next start, or by the same request again.
 
-use super::parts::no_space;
+use super::errors::{absent, no_space, of};
 use super::record::{BufferRecord, RecordState};
-use super::turn::{Busy, absent, of};
+use super::turn::Busy;
 use super::{Identity, Ledger, show};
 use forebay_failpoint::step;
 use forebay_proto::control::ControlError;
@@ -20,8 +20,8 @@ impl Ledger {
         name: &BufferName,
         capacity_bytes: u64,
     ) -> Result<LedgerReply, ControlError> {
-        let _turn = self.turn(WHAT, Busy::Buffer(name.clone()))?;
-        let mut record = self.owned(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
+        let _turn = self.turns.take(WHAT, Busy::Buffer(name.clone()))?;
+        let mut record = self.record.owned(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
         let part = capacity_bytes.div_ceil(record.servers.len().max(1) as u64);
         let wanted = self.rounded(WHAT, name, part)?;
         if wanted < record.part_bytes {
@@ -98,7 +98,7 @@ impl Ledger {
     }
 
     fn set_part_bytes(&self, name: &BufferName, bytes: u64) -> Result<(), ControlError> {
-        self.commit(&mut self.state.lock(), |file| {
+        self.record.commit(&mut self.record.lock(), |file| {
             if let Some(buffer) = file.buffer_mut(name) {
                 buffer.part_bytes = bytes;
             }

@@ -3,7 +3,7 @@
 //! `forebay top` asks for it once for each look; `--http` looks at the others again and again ([`Watched::look`])
 //! and shows what it found last.
 
-use super::turn::absent;
+use super::errors::absent;
 use super::{Identity, Ledger};
 use crate::http::Watched;
 use crate::metrics;
@@ -30,7 +30,7 @@ impl Ledger {
         let nothing = others.servers.iter().chain([&mine]).all(|server| server.buffers.is_empty());
         if let (Some(name), true) = (name, nothing) {
             let what = "count what happens to";
-            self.owned(what, who, name)?;
+            self.record.owned(what, who, name)?;
             if others.unheard.is_empty() {
                 return Err(absent(what, name));
             }
@@ -45,7 +45,7 @@ impl Ledger {
     /// The same of the other servers, asked all at once. One that was given up is not asked.
     fn metrics_of_others(&self, who: &Identity, name: Option<&BufferName>) -> PoolMetrics {
         let mine = self.server_id();
-        let part = name.and_then(|name| self.state.lock().file.part(name).cloned());
+        let part = name.and_then(|name| self.record.lock().part(name).cloned());
         let has_part =
             |id: ServerId| part.as_ref().is_none_or(|part| part.spec.servers.contains(&id));
         let there =
@@ -96,13 +96,14 @@ impl Ledger {
 
     fn metrics_of(&self, may_see: &dyn Fn(&BufferName, u32) -> bool) -> ServerMetrics {
         let (parts, reserved_bytes) = {
+            let kept = self.record.lock();
             let state = self.state.lock();
-            let parts = state.file.parts.iter().map(|part| {
+            let parts = kept.parts.iter().map(|part| {
                 let served = state.running.get(part.name()).cloned();
                 let fault = state.faults.get(part.name()).cloned();
                 (part.clone(), served, fault)
             });
-            (parts.collect::<Vec<_>>(), state.file.reserved_bytes())
+            (parts.collect::<Vec<_>>(), kept.reserved_bytes())
         };
         let seen = parts.iter().filter(|(part, ..)| may_see(part.name(), part.spec.owner_uid));
         let buffers = seen.map(|(part, served, fault)| {
@@ -116,7 +117,8 @@ impl Ledger {
                 },
             };
             let missing = || self.missing(&part.spec.servers, &part.spec.uuid);
-            let part_count = part.spec.servers.iter().filter(|id| !self.is_lost(**id)).count();
+            let part_count =
+                part.spec.servers.iter().filter(|id| !self.record.is_lost(**id)).count();
             BufferMetrics {
                 why: told.why.clone().or_else(missing),
                 part_count: part_count as u64,
@@ -137,7 +139,7 @@ impl Ledger {
         let mine = self.server_id();
         let others = self.others_seen.lock();
         servers.iter().filter(|id| **id != mine).find_map(|id| {
-            if self.is_lost(*id) {
+            if self.record.is_lost(*id) {
                 return Some(format!("its part on {} is lost", self.host_of(*id)));
             }
             let text = id.to_string();
@@ -180,7 +182,7 @@ impl Watched for Ledger {
             troubled.insert(buffer.buffer, why);
         }
         let mine = self.server_id();
-        let kept = self.state.lock().file.buffers.clone();
+        let kept = self.record.lock().buffers.clone();
         for record in kept.iter().filter(|record| !record.servers.contains(&mine)) {
             if let Some(why) = self.missing(&record.servers, &record.uuid) {
                 troubled.insert(record.name().to_string(), format!("degraded: {why}"));

@@ -29,7 +29,7 @@ impl Ledger {
             let hint = "if it is to go for good: end it, then `forebay pool leader --take-over` at another server";
             return refuse("it is the leader of the pool", libc::EINVAL, hint);
         }
-        let Some(known) = self.state.lock().file.other(server).cloned() else {
+        let Some(known) = self.record.lock().other(server).cloned() else {
             let hint = "`forebay pool status` shows the servers";
             return refuse("the pool has no such server", libc::ENOENT, hint);
         };
@@ -41,8 +41,8 @@ impl Ledger {
             return refuse("it answers", libc::EBUSY, hint);
         }
         {
-            let mut state = self.state.lock();
-            self.commit_freeing(&mut state, |file| {
+            let mut kept = self.record.lock();
+            self.record.commit_freeing(&mut kept, |file| {
                 file.give_up(server);
                 file.settle_adopted();
             })?;

@@ -1,7 +1,7 @@
 //! The ledger at the door: whose secret is which, who a connection is, which sessions it gets.
 //! What the listener ([`crate::net`]) asks.
 
-use super::turn::{absent, of};
+use super::errors::{absent, of};
 use super::{BufferUser, Identity, Ledger, ServedBuffer};
 use crate::net::Backend;
 use crate::session::{BufferFacts, Sessions};
@@ -145,7 +145,7 @@ impl Door {
         let name: BufferName = name.parse().map_err(|error| {
             ControlError::new(what, None, &format!("{error}")).errno(libc::EINVAL)
         })?;
-        if self.ledger.owned_part(what, who, &name)?.is_none() {
+        if self.ledger.record.owned_part(what, who, &name)?.is_none() {
             return Err(self.elsewhere(what, who, &name));
         }
         let served = self.ledger.buffer(&name).ok_or_else(|| {
@@ -174,6 +174,7 @@ impl Gate for Door {
             Key::Buffer(name) => {
                 let name: BufferName = name.parse().map_err(|_| unknown())?;
                 self.ledger
+                    .record
                     .secret(&name)
                     .or_else(|| self.ledger.ask_secret(&name))
                     .ok_or_else(unknown)
@@ -225,7 +226,7 @@ impl Backend for Door {
         let name: BufferName = buffer.parse().map_err(|_| {
             refusal(ControlError::new(what, None, "no such name").errno(libc::EINVAL))
         })?;
-        let part = self.ledger.owned_part(what, who, &name).map_err(refusal)?;
+        let part = self.ledger.record.owned_part(what, who, &name).map_err(refusal)?;
         Ok(part.and_then(|part| who.mounts_as(&part)))
     }
 

@@ -4,9 +4,9 @@
 //! A member announces itself at each start; that is how it joins, and how the others learn where
 //! it is now.
 
+use super::Ledger;
 use super::adopt::{nameless, told_of};
-use super::record::new_server_id;
-use super::{Ledger, State};
+use super::record::{LedgerFile, new_server_id};
 use crate::places::KnownServer;
 use forebay_failpoint::step;
 use forebay_net::node::host_name;
@@ -29,23 +29,12 @@ fn known(server: &PoolServer) -> KnownServer {
 }
 
 impl Ledger {
-    /// The leader of the pool.
-    pub(super) fn leader(&self) -> ServerId {
-        let state = self.state.lock();
-        state.file.leader.unwrap_or(state.file.server)
-    }
-
-    /// True if it is this server.
-    pub(super) fn is_leader(&self) -> bool {
-        self.state.lock().file.leader.is_none()
-    }
-
     /// This server as others are to know it.
-    fn myself(&self, state: &State) -> PoolServer {
+    fn myself(&self, file: &LedgerFile) -> PoolServer {
         PoolServer {
-            id: state.file.server,
+            id: file.server,
             host: host_name(),
-            addresses: state.addresses.iter().map(ToString::to_string).collect(),
+            addresses: self.state.lock().addresses.iter().map(ToString::to_string).collect(),
             capacity_bytes: self.options.capacity_bytes,
             lost: false,
         }
@@ -53,17 +42,17 @@ impl Ledger {
 
     /// All servers of the pool, this one first.
     pub(super) fn servers(&self) -> Vec<PoolServer> {
-        let state = self.state.lock();
-        let mut all = vec![self.myself(&state)];
-        all.extend(state.file.servers.iter().cloned());
+        let kept = self.record.lock();
+        let mut all = vec![self.myself(&kept)];
+        all.extend(kept.servers.iter().cloned());
         all
     }
 
     /// The name of a server's host and its first digits, for messages.
     pub(super) fn host_of(&self, server: ServerId) -> String {
-        let state = self.state.lock();
-        let host = match state.file.other(server) {
-            _ if server == state.file.server => host_name(),
+        let kept = self.record.lock();
+        let host = match kept.other(server) {
+            _ if server == kept.server => host_name(),
             Some(other) => other.host.clone(),
             None => self.links.directory().get(server).unwrap_or_default().host,
         };
@@ -91,21 +80,16 @@ impl Ledger {
 
     /// The pool has another leader by now: this server is to follow it.
     pub(super) fn heard_of_leader(&self, leader: &PoolServer) {
-        if leader.id != self.server_id() && leader.id != self.leader() {
+        if leader.id != self.server_id() && leader.id != self.record.leader() {
             self.note_server(leader);
             self.round.follow_soon(leader.id);
         }
     }
 
-    /// True if it was given up.
-    pub(super) fn is_lost(&self, server: ServerId) -> bool {
-        self.state.lock().file.other(server).is_some_and(|other| other.lost)
-    }
-
     /// The directory is what the record says.
     pub(super) fn note_servers(&self) {
-        let state = self.state.lock();
-        for server in &state.file.servers {
+        let kept = self.record.lock();
+        for server in &kept.servers {
             self.links.directory().set(server.id, known(server));
         }
     }
@@ -122,7 +106,7 @@ impl Ledger {
                     .hint("is `forebay serve` running there?"),
             }
         };
-        if !self.is_leader() {
+        if !self.record.is_leader() {
             // Announced when the leader can be reached: this must not stop the start.
             return match self.links.who_is_at(address) {
                 Ok(found) if !self.is_of_pool(found) && self.is_another_pools(found, address) => {
@@ -142,17 +126,17 @@ impl Ledger {
         }
         let mut at = found.map_err(unreached)?;
         {
-            let state = self.state.lock();
-            if at == state.file.server {
+            let kept = self.record.lock();
+            if at == kept.server {
                 return Err(refuse("that is this server itself", libc::EINVAL, "name another one"));
             }
             // Its own member: this one was the leader, and may be it no more.
-            if state.file.other(at).is_some() {
-                drop(state);
+            if kept.other(at).is_some() {
+                drop(kept);
                 self.follow(at);
                 return Ok(());
             }
-            if !state.file.servers.is_empty() || !state.file.buffers.is_empty() {
+            if !kept.servers.is_empty() || !kept.buffers.is_empty() {
                 return Err(refuse(
                     "this server keeps a pool of its own, with members or buffers",
                     libc::EBUSY,
@@ -233,8 +217,8 @@ impl Ledger {
     }
 
     fn is_of_pool(&self, server: ServerId) -> bool {
-        let state = self.state.lock();
-        let file = &state.file;
+        let kept = self.record.lock();
+        let file: &LedgerFile = &kept;
         file.leader == Some(server)
             || file.server == server
             || file.other(server).is_some()
@@ -256,8 +240,8 @@ impl Ledger {
 
     /// True if it was a member once. Then it may still be started with the address of the leader that is gone.
     fn has_taken_over(&self) -> bool {
-        let state = self.state.lock();
-        state.file.leader.is_none() && state.file.epoch > 0
+        let kept = self.record.lock();
+        kept.leader.is_none() && kept.epoch > 0
     }
 
     /// Nobody is where this server is to join, or one of its own pool, which may have yet another leader.
@@ -277,9 +261,9 @@ impl Ledger {
     /// Another server is returned if that is the leader.
     pub(super) fn announce_to(&self, leader: ServerId) -> Result<Option<PoolServer>, ControlError> {
         let question = {
-            let state = self.state.lock();
-            let parts = state.file.parts.iter().map(|part| part.spec.uuid.clone()).collect();
-            PoolQuestion::Announce { server: self.myself(&state), parts }
+            let kept = self.record.lock();
+            let parts = kept.parts.iter().map(|part| part.spec.uuid.clone()).collect();
+            PoolQuestion::Announce { server: self.myself(&kept), parts }
         };
         match self.ask(leader, &question)? {
             PoolReply::Welcome { term, servers, unknown } => {
@@ -293,7 +277,7 @@ impl Ledger {
             PoolReply::LeaderIs(other) => Ok(Some(other)),
             PoolReply::Forgotten => {
                 self.start_over(leader)?;
-                Ok(self.state.lock().file.other(leader).cloned())
+                Ok(self.record.lock().other(leader).cloned())
             }
             _ => Err(self.nonsense(leader)),
         }
@@ -301,24 +285,24 @@ impl Ledger {
 
     /// What the leader says of the pool is on record from here on.
     fn take_servers(&self, term: Term, mut servers: Vec<PoolServer>) -> Result<(), ControlError> {
-        let mut state = self.state.lock();
-        let mine = state.file.term();
-        if term.is_before(&mine) || term.leader == state.file.server {
+        let mut kept = self.record.lock();
+        let mine = kept.term();
+        if term.is_before(&mine) || term.leader == kept.server {
             return Err(refuse(
                 "the pool has another leader by now",
                 libc::ESTALE,
                 "`forebay pool status` shows it",
             ));
         }
-        servers.retain(|server| server.id != state.file.server);
-        if mine != term || state.file.servers != servers {
-            self.commit_freeing(&mut state, |file| {
+        servers.retain(|server| server.id != kept.server);
+        if mine != term || kept.servers != servers {
+            self.record.commit_freeing(&mut kept, |file| {
                 (file.pool, file.epoch, file.leader) = (term.pool, term.epoch, Some(term.leader));
                 file.servers = servers;
                 file.keeps_no_more();
             })?;
         }
-        drop(state);
+        drop(kept);
         if mine != term {
             step("a server follows another leader on record");
         }
@@ -334,8 +318,8 @@ impl Ledger {
         tell: bool,
     ) -> Result<PoolReply, ControlError> {
         {
-            let state = self.state.lock();
-            let (file, mine) = (&state.file, state.file.term());
+            let kept = self.record.lock();
+            let (file, mine): (&LedgerFile, _) = (&kept, kept.term());
             let named = servers.iter().any(|server| server.id == file.server && !server.lost);
             if term != mine && !(mine.is_before(&term) && named) {
                 return Err(refuse(
@@ -350,7 +334,7 @@ impl Ledger {
         if !tell {
             return Ok(PoolReply::Done);
         }
-        Ok(PoolReply::Parts(self.state.lock().file.parts.iter().map(told_of).collect()))
+        Ok(PoolReply::Parts(self.record.lock().parts.iter().map(told_of).collect()))
     }
 
     /// This server was given up, as the leader `by` says, and what its parts held counts as lost: they
@@ -359,10 +343,10 @@ impl Ledger {
     fn start_over(&self, by: ServerId) -> Result<(), ControlError> {
         tracing::warn!(leader = %by, "this server was given up by the pool: its parts of buffers are removed");
         let parts = {
-            let mut state = self.state.lock();
-            if state.file.leader != Some(by) {
+            let mut kept = self.record.lock();
+            if kept.leader != Some(by) {
                 let place = self.place_of(by);
-                self.commit_freeing(&mut state, |file| {
+                self.record.commit_freeing(&mut kept, |file| {
                     file.leader = Some(by);
                     if file.other(by).is_none() {
                         file.servers.push(place);
@@ -371,17 +355,17 @@ impl Ledger {
                 })?;
                 step("an old leader is a member on record");
             }
-            state.file.parts.clone()
+            kept.parts.clone()
         };
         for part in parts {
             self.remove_part(&part.spec.uuid)?;
         }
         self.tell_who_keeps(by);
         let id = new_server_id()?;
-        let mut state = self.state.lock();
-        self.commit_freeing(&mut state, |file| file.server = id)?;
-        let known =
-            KnownServer { addresses: state.addresses.clone(), lost: false, host: host_name() };
+        let mut kept = self.record.lock();
+        self.record.commit_freeing(&mut kept, |file| file.server = id)?;
+        let addresses = self.state.lock().addresses.clone();
+        let known = KnownServer { addresses, lost: false, host: host_name() };
         self.links.directory().set(id, known);
         Ok(())
     }
@@ -415,7 +399,7 @@ impl Ledger {
     /// ENOTUNIQ for a server where it is not known to be, while one of its identity answers where it is: one of the two
     /// runs on a copy of the other's flash. The one that was first stays; who is to know which is the right one?
     fn refuse_twin(&self, server: &PoolServer) -> Result<(), ControlError> {
-        if !self.is_leader() {
+        if !self.record.is_leader() {
             return Ok(());
         }
         let earlier = self.servers().into_iter().find(|known| known.id == server.id && !known.lost);
@@ -453,29 +437,29 @@ impl Ledger {
         term: &Term,
     ) -> Result<PoolReply, ControlError> {
         self.refuse_twin(&server)?;
-        let mut state = self.state.lock();
-        if let Some(leader) = state.file.leader {
-            let found = state.file.other(leader).cloned();
+        let mut kept = self.record.lock();
+        if let Some(leader) = kept.leader {
+            let found = kept.other(leader).cloned();
             return found.map(PoolReply::LeaderIs).ok_or_else(|| {
                 refuse("this member has lost its leader", libc::EHOSTUNREACH, "ask the leader")
             });
         }
-        let earlier = state.file.other(server.id).cloned();
+        let earlier = kept.other(server.id).cloned();
         match &earlier {
             Some(earlier) if earlier.lost => return Ok(PoolReply::Forgotten),
-            None if state.file.given_up.contains(&server.id) => return Ok(PoolReply::Forgotten),
-            None if state.file.servers.len() + 1 >= MAX_SERVERS => {
+            None if kept.given_up.contains(&server.id) => return Ok(PoolReply::Forgotten),
+            None if kept.servers.len() + 1 >= MAX_SERVERS => {
                 let why = format!("the pool has {MAX_SERVERS} servers, the most");
                 return Err(refuse(&why, libc::EDQUOT, "forget one first"));
             }
             _ => (),
         }
         // Of a member that only an earlier leader knew the parts are to be learned.
-        let unheard = earlier.is_none() && !parts.is_empty() && *term != state.file.term();
+        let unheard = earlier.is_none() && !parts.is_empty() && *term != kept.term();
         let server = PoolServer { lost: false, ..server };
         if earlier.as_ref() != Some(&server) {
             let (id, told) = (server.id, server.clone());
-            self.commit(&mut state, |file| {
+            self.record.commit(&mut kept, |file| {
                 match file.servers.iter_mut().find(|other| other.id == id) {
                     Some(other) => *other = told,
                     None => file.servers.push(told),
@@ -491,14 +475,14 @@ impl Ledger {
         self.links.is_back(server.id);
         let has = |uuid: &&String| {
             let of_it = |b: &&super::record::BufferRecord| b.servers.contains(&server.id);
-            !state.file.buffers.iter().filter(of_it).any(|buffer| buffer.uuid == **uuid)
+            !kept.buffers.iter().filter(of_it).any(|buffer| buffer.uuid == **uuid)
         };
-        let unknown = match state.file.untold.contains(&server.id) {
+        let unknown = match kept.untold.contains(&server.id) {
             true => Vec::new(),
             false => parts.iter().filter(has).cloned().collect(),
         };
-        let term = state.file.term();
-        drop(state);
+        let term = kept.term();
+        drop(kept);
         self.round.soon();
         Ok(PoolReply::Welcome { term, servers: self.servers(), unknown })
     }

@@ -3,11 +3,12 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
+//! | `record_store` | the record in memory, and its changes |
 //! | `registry`, `record`, `reserve` | where the record is, the file on flash, and room for it when flash is full |
 //! | `identity` | who asks, and what they may |
 //! | `route` | who answers: this server, the leader, or the server of a buffer's first part |
 //! | `parts`, `served` | what this server has of buffers; a part that is served now |
-//! | `turn` | one change of one buffer at a time; changes of the record |
+//! | `turn` | one change of one buffer at a time |
 //! | `settle` | the start: finishes or undoes what a kill has left |
 //! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's leader |
 //! | `show`, `stage`, `cache` | the questions |
@@ -31,6 +32,7 @@ mod cache;
 mod choose;
 mod create;
 mod destroy;
+mod errors;
 mod events;
 mod extend;
 mod figures;
@@ -41,6 +43,7 @@ mod identity;
 mod members;
 mod parts;
 mod record;
+mod record_store;
 mod registry;
 mod reserve;
 mod round;
@@ -71,14 +74,16 @@ use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 use forebay_store::flash::{self, StoreLock};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use record::{DIR_NAME, LedgerFile, PartRecord};
-use registry::{FileRegistry, Registry, Room, Version};
-use std::collections::{BTreeMap, BTreeSet};
+use record_store::RecordStore;
+use registry::FileRegistry;
+use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use turn::Turns;
 
 /// The server's own socket, in the ledger's directory.
 const SOCKET_NAME: &str = "server.sock";
@@ -117,33 +122,27 @@ pub struct Ledger {
     options: LedgerOptions,
     /// `FLASH/forebay-server`.
     dir: PathBuf,
-    /// Where the record is.
-    registry: Box<dyn Registry>,
+    record: RecordStore,
+    turns: Turns,
     state: Mutex<State>,
-    changed: Condvar,
     /// To the other servers of the pool.
     links: Arc<Links>,
     round: round::Round,
-    told: events::Told,
+    told: Arc<events::Told>,
     /// What the other servers counted when `--http` last looked at them.
     others_seen: Mutex<PoolMetrics>,
     _lock: StoreLock,
 }
 
+#[derive(Default)]
 struct State {
-    file: LedgerFile,
-    /// Of the record.
-    version: Version,
     running: BTreeMap<BufferName, Arc<ServedBuffer>>,
     /// Why a part on record is not served.
     faults: BTreeMap<BufferName, String>,
     /// Why a buffer of the pool is not made, or not gone, yet.
     unsettled: BTreeMap<BufferName, String>,
-    /// Buffers and parts that are being changed.
-    busy: BTreeSet<turn::Busy>,
     /// Where others reach this server.
     addresses: Vec<ServerAddress>,
-    closed: bool,
 }
 
 impl Ledger {
@@ -166,31 +165,19 @@ impl Ledger {
             Err(error) if error.errno == Some(libc::EBUSY) => return Err(in_use(&error.why)),
             Err(error) => return Err(error),
         };
-        let registry: Box<dyn Registry> = Box::new(FileRegistry::new(&dir));
-        let (mut file, version) = registry.read()?;
-        file.begin()?;
-        let version = registry.compare_and_set(version, &file, Room::Frees)?;
-        let state = State {
-            file,
-            version,
-            running: BTreeMap::new(),
-            faults: BTreeMap::new(),
-            unsettled: BTreeMap::new(),
-            busy: BTreeSet::new(),
-            addresses: Vec::new(),
-            closed: false,
-        };
-        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let tell = |server| events::Told::open(&dir, server);
+        let record = RecordStore::open(Box::new(FileRegistry::new(&dir)), tell)?;
+        let told = Arc::clone(record.told());
+        let (turns, state) = (Turns::default(), Mutex::default());
         let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
         let round = round::Round::default();
-        let told = events::Told::open(&dir, state.lock().file.server)?;
         let others_seen = Mutex::default();
         let ledger = Ledger {
             options,
             dir,
-            registry,
+            record,
+            turns,
             state,
-            changed,
             links,
             round,
             told,
@@ -199,8 +186,7 @@ impl Ledger {
         };
         ledger.note_servers();
         ledger.settle_all()?;
-        ledger.told.tell(&ledger.state.lock().file, Some(events::LATE));
-        ledger.registry.set_room_aside();
+        ledger.record.is_settled(events::LATE);
         Ok(Arc::new(ledger))
     }
 
@@ -209,21 +195,9 @@ impl Ledger {
         self.state.lock().running.get(name).cloned()
     }
 
-    /// The secret of a buffer on record, served now or not: its owner may ask why not, or
-    /// destroy it.
-    fn secret(&self, name: &BufferName) -> Option<Secret> {
-        let state = self.state.lock();
-        let hidden = match (state.file.part(name), state.file.buffer(name)) {
-            (Some(part), _) => &part.spec.secret,
-            (None, Some(buffer)) => &buffer.secret,
-            (None, None) => return None,
-        };
-        Secret::from_hex(&hidden.0)
-    }
-
     /// The secret of a buffer that this server has no part of, as the leader tells it.
     fn ask_secret(&self, name: &BufferName) -> Option<Secret> {
-        let leader = self.leader();
+        let leader = self.record.leader();
         if leader == self.server_id() {
             return None;
         }
@@ -244,36 +218,30 @@ impl Ledger {
 
     /// The server's identity, kept over restarts.
     pub fn server_id(&self) -> ServerId {
-        self.state.lock().file.server
+        self.record.server_id()
     }
 
     /// Which of the server's starts this is; grows.
     pub fn incarnation(&self) -> u64 {
-        self.state.lock().file.incarnation
+        self.record.lock().incarnation
     }
 
     /// Says where others reach this server.
     pub fn set_addresses(&self, addresses: Vec<ServerAddress>) {
-        let mut state = self.state.lock();
+        let kept = self.record.lock();
         let known = KnownServer { addresses: addresses.clone(), lost: false, host: host_name() };
-        self.links.directory().set(state.file.server, known);
-        state.addresses = addresses;
+        self.links.directory().set(kept.server, known);
+        self.state.lock().addresses = addresses;
     }
 
     /// Ends in order: no more changes, mounts ended, buffers closed and left on flash. Staging
     /// goes on at the next start. The first error is returned, the rest is done all the same.
     pub fn close(&self) -> Result<(), ControlError> {
-        let running = {
-            let mut state = self.state.lock();
-            state.closed = true;
-            self.changed.notify_all();
-            self.round.end();
-            // A change under way ends first.
-            while !state.busy.is_empty() {
-                self.changed.wait(&mut state);
-            }
-            std::mem::take(&mut state.running)
-        };
+        self.turns.close();
+        self.round.end();
+        // A change under way ends first.
+        self.turns.wait_until_idle();
+        let running = std::mem::take(&mut self.state.lock().running);
         let mut closed = Ok(());
         for (_, served) in running {
             served.end_mounts();

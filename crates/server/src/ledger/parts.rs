@@ -4,15 +4,15 @@
 //! By the ledger's rule capacity is on record before the store has it and until after the store is
 //! gone. Everything can be asked twice. docs/internals/LEDGER.md has what a kill leaves.
 
+use super::errors::{no_space, of};
 use super::record::{PartRecord, RecordState};
-use super::turn::{Busy, of};
+use super::turn::Busy;
 use super::{Ledger, ServedBuffer, caller_of};
 use forebay_failpoint::step;
 use forebay_proto::Caller;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::net::pool::{MAX_CLIENTS_TOLD, PartFacts, PartSpec, ServerFacts};
-use forebay_proto::size::format_bytes;
 use forebay_store::flash::{Store, StoreOptions};
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ impl Ledger {
     /// Makes a part, or finds that it is there.
     pub(super) fn make_part(&self, spec: &PartSpec) -> Result<PartFacts, ControlError> {
         let what = "make a part of";
-        let _turn = self.turn(what, Busy::Part(spec.name.clone()))?;
-        let found = self.state.lock().file.part(&spec.name).cloned();
+        let _turn = self.turns.take(what, Busy::Part(spec.name.clone()))?;
+        let found = self.record.lock().part(&spec.name).cloned();
         match found {
             Some(part) if part.spec.uuid != spec.uuid => {
                 let why = "the server has a part of an older buffer of this name";
@@ -47,12 +47,12 @@ impl Ledger {
 
     fn reserve_part(&self, spec: &PartSpec) -> Result<PartRecord, ControlError> {
         let part = PartRecord { spec: spec.clone(), state: RecordState::Creating, kind: None };
-        let mut state = self.state.lock();
-        let free = self.options.capacity_bytes.saturating_sub(state.file.reserved_bytes());
+        let mut kept = self.record.lock();
+        let free = self.options.capacity_bytes.saturating_sub(kept.reserved_bytes());
         if spec.capacity_bytes > free {
             return Err(no_space("create", &spec.name, spec.capacity_bytes, free));
         }
-        self.commit(&mut state, |file| file.parts.push(part.clone()))?;
+        self.record.commit(&mut kept, |file| file.parts.push(part.clone()))?;
         Ok(part)
     }
 
@@ -81,20 +81,22 @@ impl Ledger {
         let mut ready = part.clone();
         ready.state = RecordState::Ready;
         ready.kind = Some(served.server.store().kind());
-        let mut state = self.state.lock();
-        let committed = self.commit(&mut state, |file| {
+        let mut kept = self.record.lock();
+        let committed = self.record.commit(&mut kept, |file| {
             if let Some(part) = file.part_mut(ready.name()) {
                 *part = ready.clone();
             }
         });
         if let Err(error) = committed {
-            drop(state);
+            drop(kept);
             drop(served.server.abandon());
             return Err(error);
         }
+        let mut state = self.state.lock();
         state.running.insert(part.name().clone(), served);
         state.faults.remove(part.name());
         drop(state);
+        drop(kept);
         tracing::info!(buffer = %part.name(), shard = part.spec.shard.0,
             bytes = part.spec.capacity_bytes, "part made");
         step("a part is ready on record");
@@ -108,14 +110,15 @@ impl Ledger {
     }
 
     fn forget_part(&self, name: &BufferName) -> Result<(), ControlError> {
-        let mut state = self.state.lock();
-        self.commit_freeing(&mut state, |file| file.parts.retain(|part| part.name() != name))?;
-        state.faults.remove(name);
+        let mut kept = self.record.lock();
+        self.record
+            .commit_freeing(&mut kept, |file| file.parts.retain(|part| part.name() != name))?;
+        self.state.lock().faults.remove(name);
         Ok(())
     }
 
     fn part_of(&self, what: &str, uuid: &str) -> Result<PartRecord, ControlError> {
-        let found = self.state.lock().file.parts.iter().find(|p| p.spec.uuid == uuid).cloned();
+        let found = self.record.lock().parts.iter().find(|p| p.spec.uuid == uuid).cloned();
         found.ok_or_else(|| {
             let why = format!("the server has no part of a buffer {uuid}");
             ControlError::new(what, None, &why).errno(libc::ENOENT)
@@ -130,7 +133,7 @@ impl Ledger {
     ) -> Result<PartFacts, ControlError> {
         let what = "extend";
         let name = self.part_of(what, uuid)?.spec.name;
-        let _turn = self.turn(what, Busy::Part(name.clone()))?;
+        let _turn = self.turns.take(what, Busy::Part(name.clone()))?;
         let part = self.part_of(what, uuid)?;
         let has = part.spec.capacity_bytes;
         if capacity_bytes <= has {
@@ -162,9 +165,9 @@ impl Ledger {
         bytes: u64,
         check: impl FnOnce(u64) -> Result<(), ControlError>,
     ) -> Result<(), ControlError> {
-        let mut state = self.state.lock();
-        check(self.options.capacity_bytes.saturating_sub(state.file.reserved_bytes()))?;
-        self.commit(&mut state, |file| {
+        let mut kept = self.record.lock();
+        check(self.options.capacity_bytes.saturating_sub(kept.reserved_bytes()))?;
+        self.record.commit(&mut kept, |file| {
             if let Some(part) = file.part_mut(name) {
                 part.spec.capacity_bytes = bytes;
             }
@@ -176,20 +179,20 @@ impl Ledger {
         let what = "destroy";
         let Ok(found) = self.part_of(what, uuid) else { return Ok(()) };
         let name = found.spec.name;
-        let _turn = self.turn(what, Busy::Part(name.clone()))?;
+        let _turn = self.turns.take(what, Busy::Part(name.clone()))?;
         let Ok(part) = self.part_of(what, uuid) else { return Ok(()) };
         // Once before there is no way back, for a kill may come, and once with all that is done till then.
         if let Some(served) = self.buffer(&name) {
             self.told.keep_of(&served);
         }
         let served = {
-            let mut state = self.state.lock();
-            self.commit_freeing(&mut state, |file| {
+            let mut kept = self.record.lock();
+            self.record.commit_freeing(&mut kept, |file| {
                 if let Some(part) = file.part_mut(&name) {
                     part.state = RecordState::Destroying;
                 }
             })?;
-            state.running.remove(&name)
+            self.state.lock().running.remove(&name)
         };
         step("a part is to be removed on record");
         if let Err(error) = self.remove_store(&part, served) {
@@ -198,7 +201,7 @@ impl Ledger {
         }
         step("a removed part has no store");
         self.forget_part(&name)?;
-        self.registry.set_room_aside();
+        self.record.set_room_aside();
         tracing::info!(buffer = %name, shard = part.spec.shard.0, "part removed");
         Ok(())
     }
@@ -225,8 +228,8 @@ impl Ledger {
     /// How this server is.
     pub(super) fn facts(&self) -> ServerFacts {
         let (parts, reserved_bytes) = {
-            let state = self.state.lock();
-            (state.file.parts.clone(), state.file.reserved_bytes())
+            let kept = self.record.lock();
+            (kept.parts.clone(), kept.reserved_bytes())
         };
         ServerFacts {
             capacity_bytes: self.options.capacity_bytes,
@@ -273,20 +276,4 @@ impl Ledger {
         }
         facts
     }
-}
-
-/// The server has not so much.
-pub(super) fn no_space(
-    what: &str,
-    name: &BufferName,
-    wanted_bytes: u64,
-    free_bytes: u64,
-) -> ControlError {
-    let why = format!(
-        "no space: {wanted_bytes} bytes ({}) are needed, the pool has {free_bytes} bytes ({}) free",
-        format_bytes(wanted_bytes),
-        format_bytes(free_bytes)
-    );
-    of(what, name, &why, libc::ENOSPC)
-        .hint("ask for less, or destroy other buffers (`forebay buffer list` shows them)")
 }

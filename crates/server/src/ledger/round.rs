@@ -126,7 +126,7 @@ impl Ledger {
             }
         }));
         self.round.servers_changed();
-        if !self.is_leader() && !self.announce() {
+        if !self.record.is_leader() && !self.announce() {
             if let Some(error) = self.round.state.lock().refused.take() {
                 return Err(error);
             }
@@ -151,7 +151,7 @@ impl Ledger {
         if let Some(leader) = follow {
             self.follow(leader);
         }
-        match self.is_leader() {
+        match self.record.is_leader() {
             true => {
                 // First: one that is the leader no more hears it so. All is tried, whatever comes of it.
                 let told = self.tell_members();
@@ -171,12 +171,12 @@ impl Ledger {
             }
             state.announced_at = Some(Instant::now());
         }
-        self.follow(self.leader()) || self.ask_others()
+        self.follow(self.record.leader()) || self.ask_others()
     }
 
     /// The leader cannot be reached: other members may have another one by now.
     fn ask_others(&self) -> bool {
-        let (mine, leader) = (self.server_id(), self.leader());
+        let (mine, leader) = (self.server_id(), self.record.leader());
         let mut others: Vec<ServerId> = self
             .servers()
             .iter()
@@ -209,8 +209,8 @@ impl Ledger {
     /// True if all members that are not lost know the servers as they are now.
     pub(super) fn tell_members(&self) -> bool {
         let version = self.round.state.lock().version;
-        let (leader, servers) = (self.leader(), self.servers());
-        let unheard = self.state.lock().file.untold.clone();
+        let (leader, servers) = (self.record.leader(), self.servers());
+        let unheard = self.record.lock().untold.clone();
         let untold: Vec<ServerId> = {
             let state = self.round.state.lock();
             let others = servers.iter().filter(|s| s.id != leader && !s.lost).map(|s| s.id);
@@ -238,12 +238,12 @@ impl Ledger {
     /// Buffers that are not what the record says they should be.
     fn settle_buffers(&self) -> bool {
         let names: Vec<BufferName> =
-            self.state.lock().file.buffers.iter().map(|b| b.name().clone()).collect();
+            self.record.lock().buffers.iter().map(|b| b.name().clone()).collect();
         let (mut settled, survey) = (true, self.survey_all());
         for name in names {
             // What is left when that change ends is for the next round: the one that it asks for may
             // begin before it has ended.
-            let Some(_turn) = self.try_turn(Busy::Buffer(name.clone())) else {
+            let Some(_turn) = self.turns.try_take(Busy::Buffer(name.clone())) else {
                 settled = false;
                 continue;
             };
@@ -261,7 +261,7 @@ impl Ledger {
         name: &BufferName,
         survey: &Survey,
     ) -> Result<(), ControlError> {
-        let Some(record) = self.state.lock().file.buffer(name).cloned() else { return Ok(()) };
+        let Some(record) = self.record.lock().buffer(name).cloned() else { return Ok(()) };
         match record.state {
             RecordState::Creating | RecordState::Destroying => {
                 self.take_apart(&record)?;
@@ -297,14 +297,14 @@ impl Ledger {
 
     /// Lost servers of which no buffer has a part are forgotten.
     pub(super) fn drop_lost(&self) {
-        let mut state = self.state.lock();
-        let used = |id| state.file.buffers.iter().any(|buffer| buffer.servers.contains(&id));
+        let mut kept = self.record.lock();
+        let used = |id| kept.buffers.iter().any(|buffer| buffer.servers.contains(&id));
         let gone: Vec<ServerId> =
-            state.file.servers.iter().filter(|s| s.lost && !used(s.id)).map(|s| s.id).collect();
+            kept.servers.iter().filter(|s| s.lost && !used(s.id)).map(|s| s.id).collect();
         if gone.is_empty() {
             return;
         }
-        let dropped = self.commit_freeing(&mut state, |file| {
+        let dropped = self.record.commit_freeing(&mut kept, |file| {
             file.servers.retain(|server| !gone.contains(&server.id));
         });
         match dropped {

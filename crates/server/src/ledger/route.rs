@@ -60,7 +60,7 @@ impl Ledger {
 
     /// Answers what another server passes on. Only the leader passes it on further.
     pub(super) fn answer_passed_on(&self, who: &Identity, request: LedgerRequest) -> LedgerReply {
-        match self.is_leader() {
+        match self.record.is_leader() {
             true => self.answer(who, request),
             false => self.answer_here(who, request),
         }
@@ -81,17 +81,17 @@ impl Ledger {
         let (name, files) = match (files_of(request), request) {
             (Some(name), _) => (name, true),
             (None, LedgerRequest::Places { name }) => (name, false),
-            (None, _) => return self.leader(),
+            (None, _) => return self.record.leader(),
         };
-        let state = self.state.lock();
+        let kept = self.record.lock();
         // The first that is not gone for good: it can still say what is lost.
-        let is_there = |id: &&ServerId| !state.file.other(**id).is_some_and(|server| server.lost);
+        let is_there = |id: &&ServerId| !kept.other(**id).is_some_and(|server| server.lost);
         let first = |servers: &[ServerId]| servers.iter().find(is_there).copied().unwrap_or(mine);
-        match (state.file.part(name), state.file.buffer(name)) {
+        match (kept.part(name), kept.buffer(name)) {
             (Some(_), _) if !files => mine,
             (Some(part), _) => first(&part.spec.servers),
             (None, Some(buffer)) if files => first(&buffer.servers),
-            (None, _) => state.file.leader.unwrap_or(mine),
+            (None, _) => kept.leader.unwrap_or(mine),
         }
     }
 
@@ -100,7 +100,7 @@ impl Ledger {
         match self.must_be_there(server).and_then(|()| self.ask(server, &question)) {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.nonsense(server)),
-            Err(error) if server == self.leader() => {
+            Err(error) if server == self.record.leader() => {
                 let first = match (self.links.silence(server), &error.hint) {
                     (Some(Silence::Silent | Silence::Stopped(_)), Some(hint)) => {
                         format!("{hint}. It keeps the ledger of the pool")
@@ -141,12 +141,12 @@ impl Ledger {
 
     /// Where the parts of a buffer are.
     fn places(&self, who: &Identity, name: &BufferName) -> Result<LedgerReply, ControlError> {
-        use super::turn::absent;
+        use super::errors::absent;
         use crate::places::Places;
         let what = "find";
-        let servers = match self.owned_part(what, who, name)? {
+        let servers = match self.record.owned_part(what, who, name)? {
             Some(part) => part.spec.servers,
-            None => self.owned(what, who, name)?.ok_or_else(|| absent(what, name))?.servers,
+            None => self.record.owned(what, who, name)?.ok_or_else(|| absent(what, name))?.servers,
         };
         let places = Places::new(servers, std::sync::Arc::clone(self.links.directory()));
         Ok(LedgerReply::Places(places.shards()))

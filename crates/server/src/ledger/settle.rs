@@ -12,9 +12,8 @@ impl Ledger {
     /// ledger itself ends the start.
     pub(super) fn settle_all(&self) -> Result<(), ControlError> {
         let (parts, buffers, reserved) = {
-            let state = self.state.lock();
-            let file = &state.file;
-            (file.parts.clone(), file.buffers.clone(), file.reserved_bytes())
+            let kept = self.record.lock();
+            (kept.parts.clone(), kept.buffers.clone(), kept.reserved_bytes())
         };
         for part in &parts {
             let unfinished =
@@ -32,7 +31,7 @@ impl Ledger {
         }
         let survey = self.survey([self.server_id()]);
         for buffer in &buffers {
-            let here = |server: &_| *server == self.server_id() || self.is_lost(*server);
+            let here = |server: &_| *server == self.server_id() || self.record.is_lost(*server);
             if buffer.servers.iter().all(here) {
                 if let Err(error) = self.settle_buffer(buffer.name(), &survey) {
                     tracing::warn!(buffer = %buffer.name(), "not settled: {error}");
@@ -88,7 +87,7 @@ impl Ledger {
                 has
             }
         };
-        self.commit_freeing(&mut self.state.lock(), |file| {
+        self.record.commit_freeing(&mut self.record.lock(), |file| {
             if let Some(part) = file.part_mut(part.name()) {
                 part.spec.capacity_bytes = has;
             }

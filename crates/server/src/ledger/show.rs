@@ -1,7 +1,7 @@
 //! What the ledger tells: the pool, and buffers to those who may see them.
 
+use super::errors::absent;
 use super::record::{BufferRecord, RecordState};
-use super::turn::absent;
 use super::{Identity, Ledger};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{
@@ -44,7 +44,7 @@ impl Ledger {
     /// The servers and what they have.
     pub(super) fn pool(&self) -> PoolStatus {
         let survey = self.survey_all();
-        let leader = self.leader();
+        let leader = self.record.leader();
         let tell = |server: forebay_proto::net::pool::PoolServer| {
             let facts = survey.get(&server.id).and_then(Option::as_ref);
             ServerStatus {
@@ -65,7 +65,7 @@ impl Ledger {
 
     /// The buffers that are theirs; a superuser's are all.
     pub(super) fn list(&self, who: &Identity) -> Vec<Shown> {
-        let mut records = self.state.lock().file.buffers.clone();
+        let mut records = self.record.lock().buffers.clone();
         records.retain(|r| who.owns(r.name(), r.owner_uid));
         let survey = self.survey(records.iter().flat_map(|r| r.servers.iter().copied()));
         records.iter().map(|r| self.shown(r, &survey)).collect()
@@ -77,7 +77,7 @@ impl Ledger {
         who: &Identity,
         name: &BufferName,
     ) -> Result<LedgerReply, ControlError> {
-        let record = self.owned("show", who, name)?.ok_or_else(|| absent("find", name))?;
+        let record = self.record.owned("show", who, name)?.ok_or_else(|| absent("find", name))?;
         let survey = self.survey(record.servers.iter().copied());
         Ok(LedgerReply::Buffer(Box::new(self.shown(&record, &survey))))
     }
@@ -143,7 +143,7 @@ impl Ledger {
     ) -> BufferPart {
         let fault = facts.and_then(|facts| facts.fault.clone());
         let (state, why) = match (facts, fault) {
-            _ if self.is_lost(server) => {
+            _ if self.record.is_lost(server) => {
                 (PartState::Lost, Some("its server is gone for good".to_string()))
             }
             (Some(_), Some(fault)) => (PartState::Faulty, Some(fault)),

@@ -27,11 +27,6 @@ fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
 }
 
 impl Ledger {
-    /// Which leader this server goes by.
-    pub(super) fn term(&self) -> Term {
-        self.state.lock().file.term()
-    }
-
     /// Makes this server the leader. Done already if it is that.
     pub(super) fn take_over(
         &self,
@@ -42,7 +37,7 @@ impl Ledger {
             let hint = "ask with the servers' key, or as root on a server's Unix socket";
             return Err(refuse("only who runs the servers may", libc::EPERM, hint));
         }
-        let term = self.term();
+        let term = self.record.term();
         if term.leader != self.server_id() {
             self.must_be_gone(term.leader)?;
             let servers = self.survivors(term.leader, without)?;
@@ -150,7 +145,7 @@ impl Ledger {
 
     /// To a server that is to take over.
     pub(super) fn hears(&self) -> PoolReply {
-        let (mine, leader) = (self.server_id(), self.leader());
+        let (mine, leader) = (self.server_id(), self.record.leader());
         self.links.is_back(leader);
         let answers = leader == mine || self.ask(leader, &PoolQuestion::Facts).is_ok();
         let servers = self.servers().into_iter().filter(|server| server.id != mine).collect();
@@ -160,12 +155,12 @@ impl Ledger {
     /// On record this server is the leader from here on.
     fn keep_from_now(&self, before: Term, servers: Vec<PoolServer>) -> Result<(), ControlError> {
         let lost: Vec<ServerId> = servers.iter().filter(|s| s.lost).map(|s| s.id).collect();
-        let mut state = self.state.lock();
-        if state.file.term() != before {
+        let mut kept = self.record.lock();
+        if kept.term() != before {
             let why = "the pool got another leader at the same moment";
             return Err(refuse(why, libc::EAGAIN, "`forebay pool status` shows it"));
         }
-        self.commit_noted(&mut state, Some(TAKEN_OVER), |file| {
+        self.record.commit_noted(&mut kept, Some(TAKEN_OVER), |file| {
             file.epoch += 1;
             file.leader = None;
             file.untold = servers.iter().filter(|s| !s.lost).map(|s| s.id).collect();
@@ -175,7 +170,7 @@ impl Ledger {
             let own: Vec<_> = file.parts.iter().map(told_of).collect();
             file.adopt(file.server, &own);
         })?;
-        drop(state);
+        drop(kept);
         step("a server is the leader on record");
         tracing::warn!(old = %before.leader, epoch = before.epoch + 1, ?lost,
             "this server keeps the ledger of the pool from now on; what the lost ones had is lost");
@@ -200,7 +195,7 @@ impl Ledger {
             | Q::CachePart { .. }
             | Q::Secret(_) => false,
         };
-        let mine = self.term();
+        let mine = self.record.term();
         if !of_leader || !asked.term.is_before(&mine) {
             return None;
         }

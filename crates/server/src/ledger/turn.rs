@@ -1,10 +1,14 @@
-//! One change of one buffer at a time, and changes of the record: on flash first, then in memory.
+//! One change of one buffer at a time: who changes a buffer or a part has its turn until the change has ended.
+//!
+//! Invariants: of one buffer, and of one part, at most one turn is taken; none is taken after [`Turns::close`]. The lock here
+//! is held for no call. Taken by `parts` and by the changes of buffers; closed by [`super::Ledger::close`].
 
-use super::record::{BufferRecord, LedgerFile, PartRecord};
-use super::registry::Room;
-use super::{Identity, Ledger, State, TURN_WAIT};
+use super::TURN_WAIT;
+use super::errors::of;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferName;
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// What is being changed. A change of a buffer may wait for one of a part, never the other way.
@@ -24,33 +28,47 @@ impl Busy {
     }
 }
 
+/// Who changes what.
+#[derive(Default)]
+pub(super) struct Turns {
+    state: Mutex<TurnsState>,
+    /// A turn has ended, or all are to.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct TurnsState {
+    /// Buffers and parts that are being changed.
+    busy: BTreeSet<Busy>,
+    closed: bool,
+}
+
 /// The right to change one buffer or part, until it is dropped.
 pub(super) struct Turn<'a> {
-    ledger: &'a Ledger,
+    turns: &'a Turns,
     busy: Busy,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.ledger.state.lock().busy.remove(&self.busy);
-        self.ledger.changed.notify_all();
+        self.turns.state.lock().busy.remove(&self.busy);
+        self.turns.changed.notify_all();
     }
 }
 
-impl Ledger {
-    /// Waits until nobody else changes it.
-    pub(super) fn turn(&self, what: &str, busy: Busy) -> Result<Turn<'_>, ControlError> {
+impl Turns {
+    /// Waits until nobody else changes it, for [`TURN_WAIT`] at most (EAGAIN). ESHUTDOWN if the server is ending.
+    pub(super) fn take(&self, what: &str, busy: Busy) -> Result<Turn<'_>, ControlError> {
         let name = busy.name().clone();
         let name = &name;
         let deadline = Instant::now() + TURN_WAIT;
         let mut state = self.state.lock();
         loop {
             if state.closed {
-                return Err(of(what, name, "the server is ending", libc::ESHUTDOWN)
-                    .hint("ask again when it runs again"));
+                return Err(is_ending(what, name));
             }
             if state.busy.insert(busy.clone()) {
-                return Ok(Turn { ledger: self, busy });
+                return Ok(Turn { turns: self, busy });
             }
             if self.changed.wait_until(&mut state, deadline).timed_out() {
                 return Err(of(what, name, "another command changes it", libc::EAGAIN)
@@ -60,98 +78,42 @@ impl Ledger {
     }
 
     /// The right to change it, if nobody else does that now.
-    pub(super) fn try_turn(&self, busy: Busy) -> Option<Turn<'_>> {
+    pub(super) fn try_take(&self, busy: Busy) -> Option<Turn<'_>> {
         let mut state = self.state.lock();
         let free = !state.closed && state.busy.insert(busy.clone());
         // Not made at all if it is not free: dropping it would end the turn of who has it.
-        free.then(|| Turn { ledger: self, busy })
+        free.then(|| Turn { turns: self, busy })
     }
 
-    /// Changes the record. An error leaves it as it was.
-    pub(super) fn commit(
-        &self,
-        state: &mut State,
-        change: impl FnOnce(&mut LedgerFile),
-    ) -> Result<(), ControlError> {
-        self.replace(state, Room::Takes, None, change)
-    }
-
-    /// Like [`Ledger::commit`], for changes that give room back: they work on full flash too.
-    pub(super) fn commit_freeing(
-        &self,
-        state: &mut State,
-        change: impl FnOnce(&mut LedgerFile),
-    ) -> Result<(), ControlError> {
-        self.commit_noted(state, None, change)
-    }
-
-    /// The same, with what is said of it in the record of events.
-    pub(super) fn commit_noted(
-        &self,
-        state: &mut State,
-        note: Option<&str>,
-        change: impl FnOnce(&mut LedgerFile),
-    ) -> Result<(), ControlError> {
-        self.replace(state, Room::Frees, note, change)
-    }
-
-    fn replace(
-        &self,
-        state: &mut State,
-        room: Room,
-        note: Option<&str>,
-        change: impl FnOnce(&mut LedgerFile),
-    ) -> Result<(), ControlError> {
-        let mut file = state.file.clone();
-        change(&mut file);
-        state.version = self.registry.compare_and_set(state.version, &file, room)?;
-        self.told.tell(&file, note);
-        state.file = file;
-        Ok(())
-    }
-
-    /// The buffer on record, for who may do everything with it. `None` if there is none. What
-    /// others have is told apart from nothing: its name cannot be had either.
-    pub(super) fn owned(
-        &self,
-        what: &str,
-        who: &Identity,
-        name: &BufferName,
-    ) -> Result<Option<BufferRecord>, ControlError> {
-        let found = self.state.lock().file.buffer(name).cloned();
-        match found {
-            Some(record) if !who.owns(name, record.owner_uid) => Err(not_theirs(what, name)),
-            found => Ok(found),
+    /// ESHUTDOWN if the server is ending: a change of this buffer that is under way goes no further.
+    pub(super) fn must_be_open(&self, what: &str, name: &BufferName) -> Result<(), ControlError> {
+        match self.state.lock().closed {
+            true => Err(is_ending(what, name)),
+            false => Ok(()),
         }
     }
 
-    /// The same for the part that this server has of it.
-    pub(super) fn owned_part(
-        &self,
-        what: &str,
-        who: &Identity,
-        name: &BufferName,
-    ) -> Result<Option<PartRecord>, ControlError> {
-        let found = self.state.lock().file.part(name).cloned();
-        match found {
-            Some(part) if !who.owns(name, part.spec.owner_uid) => Err(not_theirs(what, name)),
-            found => Ok(found),
+    /// No more turns are taken.
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until no turn is taken.
+    pub(super) fn wait_until_idle(&self) {
+        let mut state = self.state.lock();
+        while !state.busy.is_empty() {
+            self.changed.wait(&mut state);
         }
+    }
+
+    /// True if nothing is being changed.
+    #[cfg(test)]
+    pub(super) fn are_idle(&self) -> bool {
+        self.state.lock().busy.is_empty()
     }
 }
 
-fn not_theirs(what: &str, name: &BufferName) -> ControlError {
-    of(what, name, "it belongs to another user", libc::EPERM)
-        .hint("only its owner and the holder of the server's key may")
-}
-
-/// An error about a buffer.
-pub(super) fn of(what: &str, name: &BufferName, why: &str, errno: i32) -> ControlError {
-    ControlError::new(&format!("{what} buffer {name}"), None, why).errno(errno)
-}
-
-/// There is no such buffer.
-pub(super) fn absent(what: &str, name: &BufferName) -> ControlError {
-    of(what, name, "there is none of this name", libc::ENOENT)
-        .hint("`forebay buffer list` shows those that you may use")
+fn is_ending(what: &str, name: &BufferName) -> ControlError {
+    of(what, name, "the server is ending", libc::ESHUTDOWN).hint("ask again when it runs again")
 }

@@ -328,7 +328,7 @@ fn who_may_not_join_is_told_why() {
     fs::create_dir_all(&flash).unwrap();
     let third = Ledger::open(options(&flash, 512 * MIB)).unwrap();
     third.join(&socket(dir.path(), 1)).unwrap();
-    assert_eq!((third.leader(), member.ledger.leader()), (leader.id(), leader.id()));
+    assert_eq!((third.record.leader(), member.ledger.record.leader()), (leader.id(), leader.id()));
     third.close().unwrap();
 }
 

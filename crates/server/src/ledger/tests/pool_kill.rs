@@ -32,12 +32,12 @@ fn child_server() {
 /// Every server has the parts that the leader has on record, as large as it says, and no other.
 #[track_caller]
 fn must_agree(dir: &Path, nodes: [&Node; 2], when: &str) {
-    let leader = nodes[0].ledger.state.lock().file.clone();
+    let leader = nodes[0].ledger.record.lock().clone();
     let mut uuids: Vec<String> = leader.buffers.iter().map(|b| b.uuid.clone()).collect();
     uuids.sort();
     for (number, node) in nodes.iter().enumerate() {
         assert_eq!(parts_on(&flash_of(dir, number)), uuids, "{when}: server {number}");
-        let file = node.ledger.state.lock().file.clone();
+        let file = node.ledger.record.lock().clone();
         assert_eq!(file.parts.len(), uuids.len(), "{when}: server {number}");
         for part in &file.parts {
             let buffer = leader.buffers.iter().find(|b| b.uuid == part.spec.uuid).unwrap();
@@ -53,11 +53,11 @@ fn must_agree(dir: &Path, nodes: [&Node; 2], when: &str) {
 
 /// Nothing is half made, half gone or of two sizes any more.
 fn is_settled(nodes: [&Node; 2]) -> bool {
-    let leader = nodes[0].ledger.state.lock().file.clone();
+    let leader = nodes[0].ledger.record.lock().clone();
     let whole = leader.buffers.iter().all(|b| b.state == record::RecordState::Ready);
     whole
         && nodes.iter().all(|node| {
-            let file = node.ledger.state.lock().file.clone();
+            let file = node.ledger.record.lock().clone();
             file.parts.len() == leader.buffers.len()
                 && file.parts.iter().all(|part| {
                     let of = |b: &&record::BufferRecord| b.uuid == part.spec.uuid;

@@ -97,7 +97,7 @@ fn a_member_takes_over_from_a_leader_that_is_gone_for_good() {
     fs::create_dir_all(&flash).unwrap();
     let third = Ledger::open(options(&flash, 512 * MIB)).unwrap();
     third.join(&socket(dir.path(), 2)).unwrap();
-    assert_eq!(third.leader(), new.id());
+    assert_eq!(third.record.leader(), new.id());
     third.close().unwrap();
     nodes.pop().unwrap().stop();
     let back = Node::start(dir.path(), 2).unwrap();
@@ -146,7 +146,7 @@ fn a_leader_that_any_server_hears_is_not_taken_over_from() {
     cut.links.directory().set(old, place);
     let request = || LedgerRequest::TakeOver { without: Vec::new() };
     fails(ask(&cut, &root(), request()), libc::EBUSY, "hears the leader");
-    assert!(!cut.is_leader());
+    assert!(!cut.record.is_leader());
 
     // All must answer, but those that are given up.
     let other = nodes[1].id();
@@ -166,7 +166,7 @@ fn a_leader_that_any_server_hears_is_not_taken_over_from() {
         back.iter().all(|node| {
             node.id() != old
                 && node.id() != other
-                && node.ledger.leader() == new.id()
+                && node.ledger.record.leader() == new.id()
                 && servers(&new.ledger).contains(&(node.id().to_string(), true, false))
         })
     });
@@ -187,7 +187,7 @@ fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
 
     // Nothing is done for it, whichever server it asks.
     let (ledger, _) = quiet(dir.path(), 0, false);
-    assert!(ledger.is_leader());
+    assert!(ledger.record.is_leader());
     for node in &nodes {
         for question in [
             PoolQuestion::Facts,
@@ -197,7 +197,7 @@ fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
             fails(ledger.ask(node.id(), &question), libc::ESTALE, &new.to_string());
         }
         assert!(node.ledger.buffer(&name("w")).is_some());
-        assert_eq!(node.ledger.leader(), new);
+        assert_eq!(node.ledger.record.leader(), new);
     }
     ledger.close().unwrap();
     drop(ledger);
@@ -205,7 +205,7 @@ fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
     let back = Node::start(dir.path(), 0).unwrap();
     eventually("it is another server now, without parts", || {
         back.id() != old
-            && back.ledger.leader() == new
+            && back.ledger.record.leader() == new
             && parts_on(&flash_of(dir.path(), 0)).is_empty()
             && servers(&nodes[0].ledger).contains(&(back.id().to_string(), true, false))
     });
@@ -213,7 +213,7 @@ fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
     create_as(&back.ledger, &root(), "n", wide("n", 48 * MIB, 3)).unwrap();
     destroy(&back.ledger, "w", false).unwrap();
     // Given up once is given up: also when nothing on record names it any more.
-    assert!(nodes[0].ledger.state.lock().file.given_up.contains(&old));
+    assert!(nodes[0].ledger.record.lock().given_up.contains(&old));
 }
 
 #[test]
@@ -224,8 +224,9 @@ fn a_member_that_only_the_old_leader_knew_is_found_again_with_its_buffers() {
     // As if the leader had died before it told of the last one.
     nodes.pop().unwrap().stop();
     {
-        let mut state = nodes[1].ledger.state.lock();
-        nodes[1].ledger.commit(&mut state, |file| file.servers.retain(|s| s.id != last)).unwrap();
+        let record = &nodes[1].ledger.record;
+        let mut kept = record.lock();
+        record.commit(&mut kept, |file| file.servers.retain(|s| s.id != last)).unwrap();
     }
     burn(dir.path(), &mut nodes);
     take_over(&nodes[0], &[]).unwrap();
@@ -235,7 +236,7 @@ fn a_member_that_only_the_old_leader_knew_is_found_again_with_its_buffers() {
     fails(made, libc::EAGAIN, "has not told");
     let back = Node::start(dir.path(), 2).unwrap();
     eventually("it asks the others, and tells what it has", || {
-        back.ledger.leader() == nodes[0].id()
+        back.ledger.record.leader() == nodes[0].id()
             && sorted(&nodes[0].ledger, &root()) == ["s1", "s2", "w"]
     });
     create_as(&nodes[0].ledger, &root(), "n", wide("n", MIB, 1)).unwrap();
@@ -252,10 +253,10 @@ fn of_two_that_take_over_at_once_one_stays() {
         }
     });
     eventually("both agree, and know all buffers", || {
-        let leaders = nodes.iter().filter(|node| node.ledger.is_leader()).count();
+        let leaders = nodes.iter().filter(|node| node.ledger.record.is_leader()).count();
         let list = |node: &Node| ask(&node.ledger, &root(), LedgerRequest::List).is_ok();
         leaders == 1
-            && nodes[0].ledger.leader() == nodes[1].ledger.leader()
+            && nodes[0].ledger.record.leader() == nodes[1].ledger.record.leader()
             && nodes.iter().all(|n| list(n) && sorted(&n.ledger, &root()) == ["s1", "s2", "w"])
     });
 }

@@ -24,13 +24,13 @@ fn child_server() {
         if number == 1 {
             eventually("it takes over", || take_over(&node, &[]).is_ok());
         }
-        let old = node.ledger.state.lock().file.pool;
+        let old = node.ledger.record.lock().pool;
         eventually("there is a leader again", || {
             node.id() != old
-                && node.ledger.term().epoch > 0
-                && node.ledger.leader() != old
+                && node.ledger.record.term().epoch > 0
+                && node.ledger.record.leader() != old
                 && ask(&node.ledger, &root(), LedgerRequest::List).is_ok()
-                && node.ledger.state.lock().file.untold.is_empty()
+                && node.ledger.record.lock().untold.is_empty()
         });
     }
     node.stop();
@@ -60,9 +60,9 @@ fn run_child(
 
 /// The parts that each of these servers has are those of the leader's buffers, and served.
 fn is_whole(dir: &Path, nodes: &[(usize, &Node)]) -> bool {
-    let leader = nodes.iter().find(|(_, node)| node.ledger.is_leader());
+    let leader = nodes.iter().find(|(_, node)| node.ledger.record.is_leader());
     let Some((_, leader)) = leader else { return false };
-    let file = leader.ledger.state.lock().file.clone();
+    let file = leader.ledger.record.lock().clone();
     let ready =
         |b: &record::BufferRecord| b.state == record::RecordState::Ready && b.told_by.is_none();
     file.untold.is_empty()
@@ -75,7 +75,7 @@ fn is_whole(dir: &Path, nodes: &[(usize, &Node)]) -> bool {
                 .map(|b| b.uuid.clone())
                 .collect();
             expected.sort();
-            let own = node.ledger.state.lock().file.clone();
+            let own = node.ledger.record.lock().clone();
             own.term() == file.term()
                 && parts_on(&flash_of(dir, *number)) == expected
                 && own.parts.len() == expected.len()
@@ -86,7 +86,7 @@ fn is_whole(dir: &Path, nodes: &[(usize, &Node)]) -> bool {
 /// Buffers of which both have a part that is neither half made nor half gone.
 fn whole_on_both(one: &Node, other: &Node) -> Vec<String> {
     let ready = |node: &Node| -> Vec<String> {
-        let file = node.ledger.state.lock().file.clone();
+        let file = node.ledger.record.lock().clone();
         let ready = file.parts.iter().filter(|part| part.state == record::RecordState::Ready);
         ready.map(|part| part.name().to_string()).collect()
     };
@@ -213,7 +213,7 @@ fn what_a_leader_left_that_was_killed_at_any_step_is_settled_by_the_one_that_tak
             fs::remove_dir_all(flash_of(&dir, 0)).unwrap();
             // What it asked for just before is done first, so that it is known what there is.
             std::thread::sleep(Duration::from_millis(100));
-            let is_idle = |node: &Node| node.ledger.state.lock().busy.is_empty();
+            let is_idle = |node: &Node| node.ledger.turns.are_idle();
             eventually(&when, || is_idle(&new) && is_idle(&other));
             let whole = whole_on_both(&new, &other);
             take_over(&new, &[]).unwrap_or_else(|error| panic!("{when}: {error}"));
