@@ -177,7 +177,6 @@ impl Ledger {
 
     /// Answers another server, or this one.
     pub(super) fn answer_pool(&self, question: PoolQuestion) -> PoolReply {
-        let done = |result: Result<(), ControlError>| result.map(|()| PoolReply::Done);
         let answered = match question {
             PoolQuestion::Announce { server, parts } => {
                 self.announced(server, &parts, &self.record.term())
@@ -190,18 +189,12 @@ impl Ledger {
                 self.heard_of_leader(&leader);
                 Ok(PoolReply::Done)
             }
-            PoolQuestion::Facts => Ok(PoolReply::Facts(self.facts())),
-            PoolQuestion::MakePart(spec) => self.make_part(&spec).map(PoolReply::Part),
-            PoolQuestion::GrowPart { uuid, capacity_bytes } => {
-                self.grow_part(&uuid, capacity_bytes).map(PoolReply::Part)
-            }
-            PoolQuestion::RemovePart { uuid } => done(self.remove_part(&uuid)),
             PoolQuestion::Ledger { who, request } => {
                 let reply = self.answer_passed_on(&Identity::of_asker(who), request);
                 Ok(PoolReply::Ledger(Box::new(reply)))
             }
             PoolQuestion::CachePart { uuid, caller, request } => {
-                let reply = self.cache_part(&uuid, &caller, request.as_ref());
+                let reply = super::cache::of_part(&self.parts, &uuid, &caller, request.as_ref());
                 reply.map(|reply| PoolReply::Ledger(Box::new(reply)))
             }
             PoolQuestion::Secret(name) => self
@@ -210,6 +203,7 @@ impl Ledger {
                 .buffer(&name)
                 .map(|buffer| PoolReply::Secret(buffer.secret.clone()))
                 .ok_or_else(|| super::errors::absent("find", &name)),
+            question => self.parts.answer(&question),
         };
         answered.unwrap_or_else(PoolReply::Failed)
     }
@@ -237,7 +231,7 @@ impl Ledger {
         std::thread::scope(|scope| {
             for (&server, facts) in &mut survey {
                 if server == mine {
-                    *facts = Some(self.facts());
+                    *facts = Some(self.parts.facts());
                 } else if !self.record.is_lost(server) {
                     scope.spawn(move || match self.ask(server, &PoolQuestion::Facts) {
                         Ok(PoolReply::Facts(told)) => *facts = Some(told),

@@ -2,6 +2,7 @@
 //! the parts, then `ready` on record. Asked again with the same token and spec: the same buffer,
 //! also when the first attempt got half way.
 
+use super::cache_spec::checked_cache;
 use super::errors::of;
 use super::record::{BufferRecord, RecordState};
 use super::turn::Busy;
@@ -32,7 +33,7 @@ impl Ledger {
         }
         self.rounded(WHAT, &spec.name, spec.capacity_bytes)?;
         self.all_have_told(&spec.name)?;
-        let spec = self.checked_cache(who, spec)?;
+        let spec = checked_cache(&self.options, who, spec)?;
         let _turn = self.turns.take(WHAT, Busy::Buffer(spec.name.clone()))?;
         let found = self.record.lock().buffer(&spec.name).cloned();
         if let Some(found) = found {

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Directory of the record, in the ledger's.
 const EVENTS_NAME: &str = "events";
@@ -259,7 +258,7 @@ impl Ledger {
     ) -> Result<EventsPage, ControlError> {
         let what = "read events of";
         if let Some(part) = self.record.owned_part(what, who, name)? {
-            let page = self.serving(what, name)?.server.events().read(query, &|_| true)?;
+            let page = self.parts.serving(what, name)?.server.events().read(query, &|_| true)?;
             let others = self.records_of(&part.spec.servers, &part.spec.uuid);
             return Ok(EventsPage { others, ..page });
         }
@@ -282,8 +281,8 @@ impl Ledger {
         after: Option<u64>,
     ) -> Result<LedgerReply, ControlError> {
         let what = "watch";
-        let part = self.record.owned_part(what, who, name)?.ok_or_else(|| absent(what, name))?;
-        let mut page = self.serving(what, name)?.server.activity_page(after);
+        let (part, served) = self.parts.of_owner(what, who, name)?;
+        let mut page = served.server.activity_page(after);
         page.others = part.spec.servers.clone();
         Ok(LedgerReply::Activity(page))
     }
@@ -299,7 +298,7 @@ impl Ledger {
         let what = "read events of";
         let here = self.record.lock().part(name).is_some_and(|part| part.spec.uuid == uuid);
         if here && self.record.owned_part(what, who, name)?.is_some() {
-            return self.serving(what, name)?.server.events().read(query, &|_| true);
+            return self.parts.serving(what, name)?.server.events().read(query, &|_| true);
         }
         match self.told.kept(uuid) {
             Some(path) if self.told.may_see_ended(who, name, uuid)? => {
@@ -307,13 +306,6 @@ impl Ledger {
             }
             _ => Ok(EventsPage::default()),
         }
-    }
-
-    fn serving(&self, what: &str, name: &BufferName) -> Result<Arc<ServedBuffer>, ControlError> {
-        self.buffer(name).ok_or_else(|| {
-            super::errors::of(what, name, "it is not served", libc::EIO)
-                .hint("`forebay buffer status` tells why")
-        })
     }
 
     /// The records of these servers but this one; what is gone for good has none any more.

@@ -95,16 +95,7 @@ impl Ledger {
     }
 
     fn metrics_of(&self, may_see: &dyn Fn(&BufferName, u32) -> bool) -> ServerMetrics {
-        let (parts, reserved_bytes) = {
-            let kept = self.record.lock();
-            let state = self.state.lock();
-            let parts = kept.parts.iter().map(|part| {
-                let served = state.running.get(part.name()).cloned();
-                let fault = state.faults.get(part.name()).cloned();
-                (part.clone(), served, fault)
-            });
-            (parts.collect::<Vec<_>>(), kept.reserved_bytes())
-        };
+        let (parts, reserved_bytes) = self.parts.counted();
         let seen = parts.iter().filter(|(part, ..)| may_see(part.name(), part.spec.owner_uid));
         let buffers = seen.map(|(part, served, fault)| {
             let told = match served {

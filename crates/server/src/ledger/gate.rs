@@ -41,7 +41,7 @@ impl Door {
     pub fn open(ledger: Arc<Ledger>, unix_socket: Option<PathBuf>) -> Result<Door, ControlError> {
         let (node, shards) = (this_node(), RwLock::default());
         let door = Door { ledger, node, unix_socket, shards };
-        for served in door.ledger.buffers() {
+        for served in door.ledger.parts.all() {
             door.sessions_of(&served)?;
         }
         Ok(door)
@@ -102,14 +102,14 @@ impl Door {
         // What a kill of this server left over shards is settled by its sessions.
         self.shard(buffer, from).map_err(|_| Errno::EHOSTUNREACH)?;
         let uuid = format!("{buffer:032x}");
-        let found = self.ledger.buffers().into_iter().find(|served| served.uuid == uuid);
+        let found = self.ledger.parts.of_uuid(&uuid);
         found.map(|served| Arc::clone(&served.server)).ok_or(Errno::EHOSTUNREACH)
     }
 
     /// Sessions of all buffers of several parts, also of new ones: changes over shards, those of
     /// staging too, need them.
     fn begin_sessions(&self) {
-        for served in self.ledger.buffers().iter().filter(|served| served.places.count() > 1) {
+        for served in self.ledger.parts.all().iter().filter(|served| served.places.count() > 1) {
             if let Err(error) = self.sessions_of(served) {
                 tracing::warn!(buffer = %served.name, "{error}");
             }
@@ -118,8 +118,7 @@ impl Door {
 
     fn find_shard(&self, buffer: u128) -> Result<Arc<Sessions>, Errno> {
         let uuid = format!("{buffer:032x}");
-        let found = self.ledger.buffers().into_iter().find(|served| served.uuid == uuid);
-        let served = found.ok_or(Errno::ESTALE)?;
+        let served = self.ledger.parts.of_uuid(&uuid).ok_or(Errno::ESTALE)?;
         let sessions =
             self.sessions_of(&served).map_err(|error| error.errno.map_or(Errno::EIO, Errno))?;
         let mut shards = self.shards.write();
@@ -148,9 +147,7 @@ impl Door {
         if self.ledger.record.owned_part(what, who, &name)?.is_none() {
             return Err(self.elsewhere(what, who, &name));
         }
-        let served = self.ledger.buffer(&name).ok_or_else(|| {
-            of(what, &name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
-        })?;
+        let served = self.ledger.parts.serving(what, &name)?;
         self.sessions_of(&served)
     }
 }

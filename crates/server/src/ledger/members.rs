@@ -270,7 +270,7 @@ impl Ledger {
                 self.take_servers(term, servers)?;
                 for uuid in unknown {
                     tracing::warn!(uuid, "the pool does not know this part: it is removed");
-                    self.remove_part(&uuid)?;
+                    self.parts.remove(&uuid)?;
                 }
                 Ok(None)
             }
@@ -358,7 +358,7 @@ impl Ledger {
             kept.parts.clone()
         };
         for part in parts {
-            self.remove_part(&part.spec.uuid)?;
+            self.parts.remove(&part.spec.uuid)?;
         }
         self.tell_who_keeps(by);
         let id = new_server_id()?;

@@ -7,11 +7,11 @@
 //! | `registry`, `record`, `reserve` | where the record is, the file on flash, and room for it when flash is full |
 //! | `identity` | who asks, and what they may |
 //! | `route` | who answers: this server, the leader, or the server of a buffer's first part |
-//! | `parts`, `served` | what this server has of buffers; a part that is served now |
+//! | `parts`, `served` | what this server has of buffers, also when it starts; a part that is served now |
 //! | `turn` | one change of one buffer at a time |
-//! | `settle` | the start: finishes or undoes what a kill has left |
 //! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's leader |
 //! | `show`, `stage`, `cache` | the questions |
+//! | `cache_spec` | buffers that are to be caches: who may have one, and how a part caches |
 //! | `ask` | what servers ask each other |
 //! | `events` | the record of what was made and destroyed |
 //! | `figures` | what this server and the others count |
@@ -29,6 +29,7 @@
 mod adopt;
 mod ask;
 mod cache;
+mod cache_spec;
 mod choose;
 mod create;
 mod destroy;
@@ -49,7 +50,6 @@ mod reserve;
 mod round;
 mod route;
 mod served;
-mod settle;
 mod show;
 mod stage;
 mod take_over;
@@ -61,10 +61,9 @@ pub use gate::Door;
 pub use identity::{Identity, caller_of};
 pub use served::{BufferUser, ServedBuffer};
 
-use crate::net::links::{BufferPeers, Links};
-use crate::places::{KnownServer, Places};
-use crate::{Server, ServerOptions};
-use forebay_interfaces::peers::Peers;
+use crate::ServerOptions;
+use crate::net::links::Links;
+use crate::places::KnownServer;
 use forebay_net::ServerAddress;
 use forebay_net::node::host_name;
 use forebay_proto::ServerId;
@@ -75,7 +74,8 @@ use forebay_proto::net::ledger::BufferName;
 use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 use forebay_store::flash::{self, StoreLock};
 use parking_lot::Mutex;
-use record::{DIR_NAME, LedgerFile, PartRecord};
+use parts::Parts;
+use record::{DIR_NAME, LedgerFile};
 use record_store::RecordStore;
 use registry::FileRegistry;
 use std::collections::BTreeMap;
@@ -119,11 +119,10 @@ pub struct LedgerOptions {
 
 /// One server's ledger.
 pub struct Ledger {
-    options: LedgerOptions,
-    /// `FLASH/forebay-server`.
-    dir: PathBuf,
-    record: RecordStore,
-    turns: Turns,
+    options: Arc<LedgerOptions>,
+    record: Arc<RecordStore>,
+    turns: Arc<Turns>,
+    parts: Parts,
     state: Mutex<State>,
     /// To the other servers of the pool.
     links: Arc<Links>,
@@ -136,9 +135,6 @@ pub struct Ledger {
 
 #[derive(Default)]
 struct State {
-    running: BTreeMap<BufferName, Arc<ServedBuffer>>,
-    /// Why a part on record is not served.
-    faults: BTreeMap<BufferName, String>,
     /// Why a buffer of the pool is not made, or not gone, yet.
     unsettled: BTreeMap<BufferName, String>,
     /// Where others reach this server.
@@ -166,17 +162,24 @@ impl Ledger {
             Err(error) => return Err(error),
         };
         let tell = |server| events::Told::open(&dir, server);
-        let record = RecordStore::open(Box::new(FileRegistry::new(&dir)), tell)?;
+        let record = Arc::new(RecordStore::open(Box::new(FileRegistry::new(&dir)), tell)?);
         let told = Arc::clone(record.told());
-        let (turns, state) = (Turns::default(), Mutex::default());
+        let (turns, state) = (Arc::new(Turns::default()), Mutex::default());
         let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
+        let options = Arc::new(options);
+        let parts = Parts::new(
+            Arc::clone(&options),
+            Arc::clone(&record),
+            Arc::clone(&turns),
+            Arc::clone(&links),
+        );
         let round = round::Round::default();
         let others_seen = Mutex::default();
         let ledger = Ledger {
             options,
-            dir,
             record,
             turns,
+            parts,
             state,
             links,
             round,
@@ -185,14 +188,9 @@ impl Ledger {
             _lock: lock,
         };
         ledger.note_servers();
-        ledger.settle_all()?;
+        ledger.settle_all();
         ledger.record.is_settled(events::LATE);
         Ok(Arc::new(ledger))
-    }
-
-    /// A buffer that is served now.
-    pub fn buffer(&self, name: &BufferName) -> Option<Arc<ServedBuffer>> {
-        self.state.lock().running.get(name).cloned()
     }
 
     /// The secret of a buffer that this server has no part of, as the leader tells it.
@@ -209,11 +207,6 @@ impl Ledger {
                 None
             }
         }
-    }
-
-    /// All buffers that are served now.
-    pub fn buffers(&self) -> Vec<Arc<ServedBuffer>> {
-        self.state.lock().running.values().cloned().collect()
     }
 
     /// The server's identity, kept over restarts.
@@ -241,76 +234,12 @@ impl Ledger {
         self.round.end();
         // A change under way ends first.
         self.turns.wait_until_idle();
-        let running = std::mem::take(&mut self.state.lock().running);
-        let mut closed = Ok(());
-        for (_, served) in running {
-            served.end_mounts();
-            let ended = served.server.close().and_then(|store| {
-                drop(self.last_of(served));
-                store.release()
-            });
-            if let Err(error) = ended {
-                tracing::error!("{error}");
-                closed = closed.and(Err(error));
-            }
-        }
-        closed
+        self.parts.close()
     }
 
-    /// Opens a part's store and serves it.
-    fn serve(
-        &self,
-        part: &PartRecord,
-        store: flash::Store,
-    ) -> Result<Arc<ServedBuffer>, ControlError> {
-        let spec = &part.spec;
-        let servers = match served::is_alone(spec) {
-            true => vec![self.server_id()],
-            false => spec.servers.clone(),
-        };
-        let places = Places::new(servers, Arc::clone(self.links.directory()));
-        let uuid = u128::from_str_radix(&spec.uuid, 16).map_err(|_| {
-            let why = format!("the identity of buffer {} on record is none", spec.name);
-            ControlError::new("read the ledger", Some(&self.dir), &why)
-        })?;
-        let peers = (places.count() > 1).then(|| {
-            let (links, places) = (Arc::clone(&self.links), Arc::clone(&places));
-            Arc::new(BufferPeers::new(links, places, spec.shard, uuid)) as Arc<dyn Peers>
-        });
-        // A cache's flash is a namespace of its own on each server.
-        let (peers, cache_peers) = match spec.cache {
-            None => (peers, None),
-            Some(_) => (None, peers),
-        };
-        let options = ServerOptions {
-            root_owner: Some((spec.owner_uid, spec.owner_gid)),
-            log: spec.log,
-            peers,
-            cache_peers,
-            cache: self.cache_options(spec)?,
-            ..self.options.server.clone()
-        };
-        let server = Server::open(store, options)?;
-        ServedBuffer::new(part, server, places).map(Arc::new).ok_or_else(|| {
-            let why = format!("the secret of buffer {} on record is none", spec.name);
-            ControlError::new("read the ledger", Some(&self.dir), &why)
-        })
-    }
-
-    /// Waits until nobody else has the buffer, so that what it holds open is closed with it.
-    fn last_of(&self, mut served: Arc<ServedBuffer>) -> Option<ServedBuffer> {
-        let deadline = std::time::Instant::now() + RELEASE_WAIT;
-        loop {
-            match Arc::try_unwrap(served) {
-                Ok(last) => return Some(last),
-                Err(shared) if std::time::Instant::now() < deadline => served = shared,
-                Err(shared) => {
-                    tracing::warn!(buffer = %shared.name, "it is still in use while it ends");
-                    return None;
-                }
-            }
-            std::thread::sleep(RELEASE_LOOK);
-        }
+    /// A buffer that is served now.
+    pub fn buffer(&self, name: &BufferName) -> Option<Arc<ServedBuffer>> {
+        self.parts.served(name)
     }
 }
 

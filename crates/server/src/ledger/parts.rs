@@ -1,24 +1,121 @@
 //! What this server has of buffers: making, growing and removing its parts, asked by the pool's
-//! leader (which may be this server).
+//! leader (which may be this server), and serving them.
 //!
-//! By the ledger's rule capacity is on record before the store has it and until after the store is
-//! gone. Everything can be asked twice. docs/internals/LEDGER.md has what a kill leaves.
+//! Invariants: by the ledger's rule capacity is on record before the store has it and until after the store is
+//! gone; a part is served only while it is ready on record. Everything can be asked twice. docs/internals/LEDGER.md has what
+//! a kill leaves. Callers: the changes of buffers, the servers of the pool, and all who ask for a buffer that is served.
 
-use super::errors::{no_space, of};
+mod settle;
+
+use super::cache_spec::{check_cache, options_of_part};
+use super::errors::{absent, no_space, of};
 use super::record::{PartRecord, RecordState};
-use super::turn::Busy;
-use super::{Ledger, ServedBuffer, caller_of};
+use super::record_store::RecordStore;
+use super::turn::{Busy, Turns};
+use super::{
+    Identity, LedgerOptions, RELEASE_LOOK, RELEASE_WAIT, ServedBuffer, caller_of, directory, served,
+};
+use crate::net::links::{BufferPeers, Links};
+use crate::places::Places;
+use crate::{Server, ServerOptions};
 use forebay_failpoint::step;
+use forebay_interfaces::peers::Peers;
 use forebay_proto::Caller;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::BufferName;
-use forebay_proto::net::pool::{MAX_CLIENTS_TOLD, PartFacts, PartSpec, ServerFacts};
-use forebay_store::flash::{Store, StoreOptions};
+use forebay_proto::net::pool::{
+    MAX_CLIENTS_TOLD, PartFacts, PartSpec, PoolQuestion, PoolReply, ServerFacts,
+};
+use forebay_store::flash::{self, Store, StoreOptions};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-impl Ledger {
+/// This server's parts of buffers.
+pub(super) struct Parts {
+    options: Arc<LedgerOptions>,
+    record: Arc<RecordStore>,
+    turns: Arc<Turns>,
+    /// To the servers of a buffer's other parts.
+    links: Arc<Links>,
+    /// Taken below the record's lock, or alone.
+    state: Mutex<PartsState>,
+}
+
+#[derive(Default)]
+struct PartsState {
+    running: BTreeMap<BufferName, Arc<ServedBuffer>>,
+    /// Why a part on record is not served.
+    faults: BTreeMap<BufferName, String>,
+}
+
+/// A part on record, what serves it, and why nothing does.
+pub(super) type Counted = (PartRecord, Option<Arc<ServedBuffer>>, Option<String>);
+
+impl Parts {
+    /// Of this record; none is served yet.
+    pub(super) fn new(
+        options: Arc<LedgerOptions>,
+        record: Arc<RecordStore>,
+        turns: Arc<Turns>,
+        links: Arc<Links>,
+    ) -> Parts {
+        Parts { options, record, turns, links, state: Mutex::default() }
+    }
+
+    /// The part of a buffer that is served now.
+    pub(super) fn served(&self, name: &BufferName) -> Option<Arc<ServedBuffer>> {
+        self.state.lock().running.get(name).cloned()
+    }
+
+    /// All that are served now.
+    pub(super) fn all(&self) -> Vec<Arc<ServedBuffer>> {
+        self.state.lock().running.values().cloned().collect()
+    }
+
+    /// The one of this identity, if it is served now.
+    pub(super) fn of_uuid(&self, uuid: &str) -> Option<Arc<ServedBuffer>> {
+        self.all().into_iter().find(|served| served.uuid == uuid)
+    }
+
+    /// The part of a buffer; EIO if it is not served.
+    pub(super) fn serving(
+        &self,
+        what: &str,
+        name: &BufferName,
+    ) -> Result<Arc<ServedBuffer>, ControlError> {
+        self.served(name).ok_or_else(|| not_served(what, name))
+    }
+
+    /// The part on record and what serves it, for who may do everything with the buffer. ENOENT if there is none here.
+    pub(super) fn of_owner(
+        &self,
+        what: &str,
+        who: &Identity,
+        name: &BufferName,
+    ) -> Result<(PartRecord, Arc<ServedBuffer>), ControlError> {
+        let part = self.record.owned_part(what, who, name)?.ok_or_else(|| absent(what, name))?;
+        Ok((part, self.serving(what, name)?))
+    }
+
+    /// Answers the pool's leader, and who asks how this server is.
+    pub(super) fn answer(&self, question: &PoolQuestion) -> Result<PoolReply, ControlError> {
+        match question {
+            PoolQuestion::Facts => Ok(PoolReply::Facts(self.facts())),
+            PoolQuestion::MakePart(spec) => self.make(spec).map(PoolReply::Part),
+            PoolQuestion::GrowPart { uuid, capacity_bytes } => {
+                self.grow(uuid, *capacity_bytes).map(PoolReply::Part)
+            }
+            PoolQuestion::RemovePart { uuid } => self.remove(uuid).map(|()| PoolReply::Done),
+            _ => {
+                let error = ControlError::new("answer", None, "asked for in the wrong place");
+                Err(error.errno(libc::EPROTO))
+            }
+        }
+    }
+
     /// Makes a part, or finds that it is there.
-    pub(super) fn make_part(&self, spec: &PartSpec) -> Result<PartFacts, ControlError> {
+    fn make(&self, spec: &PartSpec) -> Result<PartFacts, ControlError> {
         let what = "make a part of";
         let _turn = self.turns.take(what, Busy::Part(spec.name.clone()))?;
         let found = self.record.lock().part(&spec.name).cloned();
@@ -27,15 +124,20 @@ impl Ledger {
                 let why = "the server has a part of an older buffer of this name";
                 return Err(of(what, &spec.name, why, libc::EEXIST).hint("try again later"));
             }
-            Some(part) if part.state == RecordState::Ready => return Ok(self.part_facts(&part)),
+            Some(part) if part.state == RecordState::Ready => return Ok(self.facts_of(&part)),
             Some(part) => self.clear(&part)?,
             None => (),
         }
-        self.check_cache(&caller_of(spec.owner_uid, spec.owner_gid), &spec.name, &spec.cache)?;
-        let part = self.reserve_part(spec)?;
+        check_cache(
+            &self.options,
+            &caller_of(spec.owner_uid, spec.owner_gid),
+            &spec.name,
+            &spec.cache,
+        )?;
+        let part = self.reserve(spec)?;
         step("a buffer's capacity is on record");
-        match self.fill_part(&part).and_then(|served| self.publish_part(&part, served)) {
-            Ok(part) => Ok(self.part_facts(&part)),
+        match self.fill(&part).and_then(|served| self.publish(&part, served)) {
+            Ok(part) => Ok(self.facts_of(&part)),
             Err(mut error) => {
                 if let Err(left) = self.clear(&part) {
                     error.why = format!("{}; and it could not be cleared: {left}", error.why);
@@ -45,7 +147,7 @@ impl Ledger {
         }
     }
 
-    fn reserve_part(&self, spec: &PartSpec) -> Result<PartRecord, ControlError> {
+    fn reserve(&self, spec: &PartSpec) -> Result<PartRecord, ControlError> {
         let part = PartRecord { spec: spec.clone(), state: RecordState::Creating, kind: None };
         let mut kept = self.record.lock();
         let free = self.options.capacity_bytes.saturating_sub(kept.reserved_bytes());
@@ -56,7 +158,7 @@ impl Ledger {
         Ok(part)
     }
 
-    fn fill_part(&self, part: &PartRecord) -> Result<Arc<ServedBuffer>, ControlError> {
+    fn fill(&self, part: &PartRecord) -> Result<Arc<ServedBuffer>, ControlError> {
         let store = Store::find_or_create(&StoreOptions {
             flash: self.options.flash.clone(),
             key: part.key(),
@@ -72,7 +174,7 @@ impl Ledger {
     }
 
     /// On record the part is ready from here on.
-    fn publish_part(
+    fn publish(
         &self,
         part: &PartRecord,
         served: Arc<ServedBuffer>,
@@ -104,12 +206,12 @@ impl Ledger {
     }
 
     /// Undoes a creation, finishes a removal: no store, then nothing on record.
-    pub(super) fn clear(&self, part: &PartRecord) -> Result<(), ControlError> {
+    fn clear(&self, part: &PartRecord) -> Result<(), ControlError> {
         Store::discard(&self.options.flash, &part.key())?;
-        self.forget_part(part.name())
+        self.forget(part.name())
     }
 
-    fn forget_part(&self, name: &BufferName) -> Result<(), ControlError> {
+    fn forget(&self, name: &BufferName) -> Result<(), ControlError> {
         let mut kept = self.record.lock();
         self.record
             .commit_freeing(&mut kept, |file| file.parts.retain(|part| part.name() != name))?;
@@ -117,7 +219,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn part_of(&self, what: &str, uuid: &str) -> Result<PartRecord, ControlError> {
+    fn on_record(&self, what: &str, uuid: &str) -> Result<PartRecord, ControlError> {
         let found = self.record.lock().parts.iter().find(|p| p.spec.uuid == uuid).cloned();
         found.ok_or_else(|| {
             let why = format!("the server has no part of a buffer {uuid}");
@@ -126,23 +228,18 @@ impl Ledger {
     }
 
     /// Gives a part a larger capacity; nothing is done if it has it.
-    pub(super) fn grow_part(
-        &self,
-        uuid: &str,
-        capacity_bytes: u64,
-    ) -> Result<PartFacts, ControlError> {
+    fn grow(&self, uuid: &str, capacity_bytes: u64) -> Result<PartFacts, ControlError> {
         let what = "extend";
-        let name = self.part_of(what, uuid)?.spec.name;
+        let name = self.on_record(what, uuid)?.spec.name;
         let _turn = self.turns.take(what, Busy::Part(name.clone()))?;
-        let part = self.part_of(what, uuid)?;
+        let part = self.on_record(what, uuid)?;
         let has = part.spec.capacity_bytes;
         if capacity_bytes <= has {
-            return Ok(self.part_facts(&part));
+            return Ok(self.facts_of(&part));
         }
-        let served = self.buffer(&name).filter(|_| part.state == RecordState::Ready);
+        let served = self.served(&name).filter(|_| part.state == RecordState::Ready);
         let Some(served) = served else {
-            return Err(of(what, &name, "it is not served", libc::EIO)
-                .hint("`forebay buffer status` tells why"));
+            return Err(not_served(what, &name));
         };
         self.set_reserved(&name, capacity_bytes, |free| {
             let more = capacity_bytes - has;
@@ -156,7 +253,7 @@ impl Ledger {
             return Err(error);
         }
         tracing::info!(buffer = %name, bytes = capacity_bytes, "part extended");
-        Ok(self.part_facts(&self.part_of(what, uuid)?))
+        Ok(self.facts_of(&self.on_record(what, uuid)?))
     }
 
     fn set_reserved(
@@ -175,15 +272,15 @@ impl Ledger {
     }
 
     /// Removes a part, its mounts ended. Of nothing: done.
-    pub(super) fn remove_part(&self, uuid: &str) -> Result<(), ControlError> {
+    pub(super) fn remove(&self, uuid: &str) -> Result<(), ControlError> {
         let what = "destroy";
-        let Ok(found) = self.part_of(what, uuid) else { return Ok(()) };
+        let Ok(found) = self.on_record(what, uuid) else { return Ok(()) };
         let name = found.spec.name;
         let _turn = self.turns.take(what, Busy::Part(name.clone()))?;
-        let Ok(part) = self.part_of(what, uuid) else { return Ok(()) };
+        let Ok(part) = self.on_record(what, uuid) else { return Ok(()) };
         // Once before there is no way back, for a kill may come, and once with all that is done till then.
-        if let Some(served) = self.buffer(&name) {
-            self.told.keep_of(&served);
+        if let Some(served) = self.served(&name) {
+            self.record.told().keep_of(&served);
         }
         let served = {
             let mut kept = self.record.lock();
@@ -200,7 +297,7 @@ impl Ledger {
             return Err(error);
         }
         step("a removed part has no store");
-        self.forget_part(&name)?;
+        self.forget(&name)?;
         self.record.set_room_aside();
         tracing::info!(buffer = %name, shard = part.spec.shard.0, "part removed");
         Ok(())
@@ -218,9 +315,9 @@ impl Ledger {
         served.server.mover().give_up_commits();
         served.end_mounts();
         let store = served.server.abandon();
-        self.told.keep_of(&served);
+        self.record.told().keep_of(&served);
         // Memory and files that are still open would not come back with the store.
-        drop(self.last_of(served));
+        drop(last_of(served));
         step("a buffer is not served any more");
         store.destroy()
     }
@@ -234,11 +331,11 @@ impl Ledger {
         ServerFacts {
             capacity_bytes: self.options.capacity_bytes,
             reserved_bytes,
-            parts: parts.iter().map(|part| self.part_facts(part)).collect(),
+            parts: parts.iter().map(|part| self.facts_of(part)).collect(),
         }
     }
 
-    fn part_facts(&self, part: &PartRecord) -> PartFacts {
+    fn facts_of(&self, part: &PartRecord) -> PartFacts {
         let (served, fault) = {
             let state = self.state.lock();
             let name = part.name();
@@ -275,5 +372,96 @@ impl Ledger {
             facts.plans = plans.iter().filter(|plan| !plan.state.is_final()).count() as u64;
         }
         facts
+    }
+
+    /// Opens a part's store and serves it.
+    fn serve(
+        &self,
+        part: &PartRecord,
+        store: flash::Store,
+    ) -> Result<Arc<ServedBuffer>, ControlError> {
+        let spec = &part.spec;
+        let servers = match served::is_alone(spec) {
+            true => vec![self.record.server_id()],
+            false => spec.servers.clone(),
+        };
+        let places = Places::new(servers, Arc::clone(self.links.directory()));
+        let uuid = u128::from_str_radix(&spec.uuid, 16).map_err(|_| {
+            let why = format!("the identity of buffer {} on record is none", spec.name);
+            ControlError::new("read the ledger", Some(&directory(&self.options.flash)), &why)
+        })?;
+        let peers = (places.count() > 1).then(|| {
+            let (links, places) = (Arc::clone(&self.links), Arc::clone(&places));
+            Arc::new(BufferPeers::new(links, places, spec.shard, uuid)) as Arc<dyn Peers>
+        });
+        // A cache's flash is a namespace of its own on each server.
+        let (peers, cache_peers) = match spec.cache {
+            None => (peers, None),
+            Some(_) => (None, peers),
+        };
+        let options = ServerOptions {
+            root_owner: Some((spec.owner_uid, spec.owner_gid)),
+            log: spec.log,
+            peers,
+            cache_peers,
+            cache: options_of_part(spec)?,
+            ..self.options.server.clone()
+        };
+        let server = Server::open(store, options)?;
+        ServedBuffer::new(part, server, places).map(Arc::new).ok_or_else(|| {
+            let why = format!("the secret of buffer {} on record is none", spec.name);
+            ControlError::new("read the ledger", Some(&directory(&self.options.flash)), &why)
+        })
+    }
+
+    /// Ends all mounts, closes the stores and leaves them on flash. No turn is taken any more. The first error is returned,
+    /// the rest is done all the same.
+    pub(super) fn close(&self) -> Result<(), ControlError> {
+        let running = std::mem::take(&mut self.state.lock().running);
+        let mut closed = Ok(());
+        for (_, served) in running {
+            served.end_mounts();
+            let ended = served.server.close().and_then(|store| {
+                drop(last_of(served));
+                store.release()
+            });
+            if let Err(error) = ended {
+                tracing::error!("{error}");
+                closed = closed.and(Err(error));
+            }
+        }
+        closed
+    }
+
+    /// All parts on record, and the capacity that is taken, in bytes.
+    pub(super) fn counted(&self) -> (Vec<Counted>, u64) {
+        let kept = self.record.lock();
+        let state = self.state.lock();
+        let parts = kept.parts.iter().map(|part| {
+            let served = state.running.get(part.name()).cloned();
+            let fault = state.faults.get(part.name()).cloned();
+            (part.clone(), served, fault)
+        });
+        (parts.collect(), kept.reserved_bytes())
+    }
+}
+
+fn not_served(what: &str, name: &BufferName) -> ControlError {
+    of(what, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
+}
+
+/// Waits until nobody else has the buffer, so that what it holds open is closed with it.
+fn last_of(mut served: Arc<ServedBuffer>) -> Option<ServedBuffer> {
+    let deadline = std::time::Instant::now() + RELEASE_WAIT;
+    loop {
+        match Arc::try_unwrap(served) {
+            Ok(last) => return Some(last),
+            Err(shared) if std::time::Instant::now() < deadline => served = shared,
+            Err(shared) => {
+                tracing::warn!(buffer = %shared.name, "it is still in use while it ends");
+                return None;
+            }
+        }
+        std::thread::sleep(RELEASE_LOOK);
     }
 }

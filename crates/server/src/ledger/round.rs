@@ -235,6 +235,22 @@ impl Ledger {
         told.iter().all(|(_, done)| *done)
     }
 
+    /// Settles all that is on record. An error of one part or buffer is kept as its fault.
+    pub(super) fn settle_all(&self) {
+        let parts = self.parts.settle();
+        let buffers = self.record.lock().buffers.clone();
+        let survey = self.survey([self.server_id()]);
+        for buffer in &buffers {
+            let here = |server: &_| *server == self.server_id() || self.record.is_lost(*server);
+            if buffer.servers.iter().all(here) {
+                if let Err(error) = self.settle_buffer(buffer.name(), &survey) {
+                    tracing::warn!(buffer = %buffer.name(), "not settled: {error}");
+                }
+            }
+        }
+        self.parts.report(&parts);
+    }
+
     /// Buffers that are not what the record says they should be.
     fn settle_buffers(&self) -> bool {
         let names: Vec<BufferName> =

@@ -1,6 +1,6 @@
 //! Staging without a mount: the questions go to the buffer's mover, with the rights of who asks.
 
-use super::errors::{absent, of};
+use super::errors::of;
 use super::{Identity, Ledger, MAX_TOKEN_BYTES, ServedBuffer};
 use forebay_proto::control::{ControlError, FileStatus, PathBytes, STAGE_WAIT_MAX_MS};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
@@ -101,10 +101,7 @@ impl Ledger {
         who: &Identity,
         name: &BufferName,
     ) -> Result<(Arc<ServedBuffer>, Caller), ControlError> {
-        let part = self.record.owned_part(WHAT, who, name)?.ok_or_else(|| absent(WHAT, name))?;
-        let served = self.buffer(name).ok_or_else(|| {
-            of(WHAT, name, "it is not served", libc::EIO).hint("`forebay buffer status` tells why")
-        })?;
+        let (part, served) = self.parts.of_owner(WHAT, who, name)?;
         Ok((served, who.stages_as(&part)))
     }
 }

@@ -2,6 +2,7 @@
 //! server that is away, one that is gone for good.
 
 use super::*;
+use crate::net::links::BufferPeers;
 use crate::net::{Listening, listen};
 use forebay_interfaces::peers::Peers;
 use forebay_net::ServerAddress;
@@ -162,7 +163,7 @@ fn a_buffer_of_several_servers_has_a_part_on_each() {
     destroy(&nodes[1].ledger, "w", false).unwrap();
     for (number, node) in nodes.iter().enumerate() {
         assert!(parts_on(&flash_of(dir.path(), number)).is_empty());
-        assert_eq!(node.ledger.facts().reserved_bytes, 0);
+        assert_eq!(node.ledger.parts.facts().reserved_bytes, 0);
     }
 }
 
@@ -259,7 +260,7 @@ fn a_server_away_while_its_part_is_destroyed_removes_it_when_it_is_back() {
     eventually("it is gone from both", || {
         list(&nodes[0].ledger, &root()).is_empty()
             && parts_on(&flash_of(dir.path(), 1)).is_empty()
-            && nodes[1].ledger.facts().reserved_bytes == 0
+            && nodes[1].ledger.parts.facts().reserved_bytes == 0
     });
 }
 

@@ -89,7 +89,7 @@ fn a_member_takes_over_from_a_leader_that_is_gone_for_good() {
     for number in 1..3 {
         assert!(parts_on(&flash_of(dir.path(), number)).is_empty(), "server {number}");
     }
-    assert!(nodes.iter().all(|node| node.ledger.facts().reserved_bytes == 0));
+    assert!(nodes.iter().all(|node| node.ledger.parts.facts().reserved_bytes == 0));
     assert_eq!(servers(&new.ledger).len(), 2, "the old one is on record no more");
 
     // A new server joins by way of the other member; both find the leader when they start again.

@@ -103,7 +103,7 @@ fn destroy_all(dir: &Path, nodes: &[(usize, &Node)], when: &str) {
     }
     for (number, node) in nodes {
         assert!(parts_on(&flash_of(dir, *number)).is_empty(), "{when}: server {number}");
-        assert_eq!(node.ledger.facts().reserved_bytes, 0, "{when}: server {number}");
+        assert_eq!(node.ledger.parts.facts().reserved_bytes, 0, "{when}: server {number}");
     }
 }
 

@@ -1,19 +1,17 @@
 //! The start of a server: each part on record is served again, or what a kill has left of it is
-//! finished or undone; then, at a leader, the buffers that need nobody else for that. What needs
-//! other servers is done when they can be asked (`round`).
+//! finished or undone.
 
-use super::Ledger;
-use super::record::{PartRecord, RecordState};
+use super::Parts;
+use crate::ledger::record::{PartRecord, RecordState};
 use forebay_proto::control::ControlError;
 use forebay_store::flash::{self, Store};
 
-impl Ledger {
-    /// Settles all parts on record. An error of one is kept as its fault; only an error of the
-    /// ledger itself ends the start.
-    pub(super) fn settle_all(&self) -> Result<(), ControlError> {
-        let (parts, buffers, reserved) = {
+impl Parts {
+    /// Settles all parts on record; those that were on record before. An error of one is kept as its fault.
+    pub(in crate::ledger) fn settle(&self) -> Vec<PartRecord> {
+        let (parts, buffers) = {
             let kept = self.record.lock();
-            (kept.parts.clone(), kept.buffers.clone(), kept.reserved_bytes())
+            (kept.parts.clone(), kept.buffers.clone())
         };
         for part in &parts {
             let unfinished =
@@ -29,23 +27,19 @@ impl Ledger {
                 self.state.lock().faults.insert(part.name().clone(), error.to_string());
             }
         }
-        let survey = self.survey([self.server_id()]);
-        for buffer in &buffers {
-            let here = |server: &_| *server == self.server_id() || self.record.is_lost(*server);
-            if buffer.servers.iter().all(here) {
-                if let Err(error) = self.settle_buffer(buffer.name(), &survey) {
-                    tracing::warn!(buffer = %buffer.name(), "not settled: {error}");
-                }
-            }
-        }
-        self.report_unknown(&parts);
+        parts
+    }
+
+    /// Tells the log of what is not as it should be, but harms nothing. `parts`: those on record when the server started.
+    pub(in crate::ledger) fn report(&self, parts: &[PartRecord]) {
+        self.report_unknown(parts);
+        let reserved: u64 = parts.iter().map(|part| part.spec.capacity_bytes).sum();
         if reserved > self.options.capacity_bytes {
             tracing::warn!(
                 "buffers have {reserved} bytes, the capacity is {}: nothing more is given",
                 self.options.capacity_bytes
             );
         }
-        Ok(())
     }
 
     fn serve_again(&self, part: &PartRecord) -> Result<(), ControlError> {
