@@ -7,7 +7,7 @@ use forebay_net::ServerAddress;
 use forebay_net::node::host_name;
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::size::format_bytes;
-use forebay_server::http::{Http, HttpListener, Watched};
+use forebay_server::http::{Http, HttpListener};
 use forebay_server::ledger::{Door, Ledger, LedgerOptions, own_socket};
 use forebay_server::net::listen_also;
 use forebay_store::flash::LOG_NAME;
@@ -123,8 +123,8 @@ fn run(plan: &ServePlan, log_file: Option<&Path>, report: Reporter) -> Result<()
     told.and(ledger.close())
 }
 
-fn show(bound: HttpListener, ledger: &Arc<Ledger>) -> Result<Http, ControlError> {
-    Http::start(bound, Arc::clone(ledger) as Arc<dyn Watched>)
+fn show(bound: HttpListener, ledger: &Ledger) -> Result<Http, ControlError> {
+    Http::start(bound, ledger.watched())
 }
 
 /// Says where this server is, to the pool too.

@@ -7,9 +7,7 @@
 //! Invariant: parts are told by a server that follows the new leader on record, so the old one
 //! changes them no more. Nothing is made while one has not told.
 
-use super::Ledger;
 use super::record::{BufferRecord, LedgerFile, PartRecord, RecordState};
-use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::net::ledger::{BufferName, BufferSpec, BufferType};
 use forebay_proto::net::pool::{PartTold, PoolServer};
@@ -139,32 +137,5 @@ impl BufferRecord {
         }
         // An extension that has not reached all parts goes on.
         self.part_bytes = self.part_bytes.max(told.spec.capacity_bytes);
-    }
-}
-
-impl Ledger {
-    /// A server that follows this leader has told of all its parts: true if that is on record.
-    pub(super) fn adopt(&self, server: ServerId, parts: &[PartTold]) -> bool {
-        let mut taken = Vec::new();
-        let mut kept = self.record.lock();
-        if !kept.untold.contains(&server) {
-            return true;
-        }
-        let adopted = self.record.commit_noted(&mut kept, Some(TAKEN_OVER), |file| {
-            taken = file.adopt(server, parts);
-        });
-        drop(kept);
-        if let Err(error) = adopted {
-            tracing::warn!(%server, "its buffers are not on record yet: {error}");
-            return false;
-        }
-        step("a new leader has a server's parts on record");
-        for name in &taken {
-            tracing::warn!(%server, buffer = %name,
-                "it has a buffer of the old leader whose name another buffer has by now: destroy that one, or give the server up");
-        }
-        // Servers that it named are to be asked, and buffers that are not whole cleared.
-        self.round.servers_changed();
-        taken.is_empty()
     }
 }

@@ -5,13 +5,15 @@
 use super::cache_spec::share_of;
 use super::errors::{absent, of};
 use super::parts::Parts;
-use super::{Identity, Ledger, ServedBuffer};
+use super::record_store::RecordStore;
+use super::servers::Servers;
+use super::{Identity, ServedBuffer};
 use forebay_cache::{CacheFs, why_not_invalidated, why_not_resolved};
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::net::ledger::{BufferName, LedgerReply};
 use forebay_proto::net::pool::{PoolQuestion, PoolReply};
-use forebay_proto::{Caller, Errno};
+use forebay_proto::{Caller, Errno, ServerId};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -19,16 +21,32 @@ use std::sync::Arc;
 
 const WHAT: &str = "cache for";
 
-impl Ledger {
+/// The caches of which this server has a part.
+pub(super) struct Caches {
+    record: Arc<RecordStore>,
+    parts: Arc<Parts>,
+    servers: Arc<Servers>,
+}
+
+impl Caches {
+    /// Of these parts.
+    pub(super) fn new(
+        record: Arc<RecordStore>,
+        parts: Arc<Parts>,
+        servers: Arc<Servers>,
+    ) -> Caches {
+        Caches { record, parts, servers }
+    }
+
     /// Answers a question about files of a cache, by all servers that have something of them.
-    pub(super) fn cache(
+    pub(super) fn answer(
         &self,
         who: &Identity,
         name: &BufferName,
         request: CacheRequest,
         on_behalf: Option<Caller>,
     ) -> Result<LedgerReply, ControlError> {
-        let (served, caller) = self.cache_of(who, name, on_behalf)?;
+        let (served, caller) = self.of_owner(who, name, on_behalf)?;
         let request = match request {
             CacheRequest::Rate { bytes_per_s } => {
                 CacheRequest::Rate { bytes_per_s: share_of(bytes_per_s, served.places.count()) }
@@ -41,12 +59,12 @@ impl Ledger {
     }
 
     /// State of a cache as a whole.
-    pub(super) fn cache_status(
+    pub(super) fn status(
         &self,
         who: &Identity,
         name: &BufferName,
     ) -> Result<LedgerReply, ControlError> {
-        let (served, caller) = self.cache_of(who, name, None)?;
+        let (served, caller) = self.of_owner(who, name, None)?;
         let mut all: Option<CacheStatus> = None;
         for answered in self.ask_parts(&served, &caller, None) {
             let LedgerReply::CacheStatus(part) = answered? else { continue };
@@ -60,7 +78,7 @@ impl Ledger {
     }
 
     /// The cache's part here, and whose rights are taken.
-    fn cache_of(
+    fn of_owner(
         &self,
         who: &Identity,
         name: &BufferName,
@@ -95,33 +113,41 @@ impl Ledger {
     ) -> Vec<Result<LedgerReply, ControlError>> {
         let found = self.record.lock().part(&served.name).cloned();
         let servers = found.map(|part| part.spec.servers).unwrap_or_default();
-        let question =
-            PoolQuestion::CachePart { uuid: served.uuid.clone(), caller: caller.clone(), request };
-        let ask = |server| match self.ask(server, &question) {
-            Ok(PoolReply::Ledger(reply)) => match *reply {
-                LedgerReply::Error(error) => Err(error),
-                reply => Ok(reply),
-            },
-            Ok(_) => Err(self.nonsense(server)),
-            Err(error) => Err(error),
+        let mine = self.record.server_id();
+        let question = PoolQuestion::CachePart {
+            uuid: served.uuid.clone(),
+            caller: caller.clone(),
+            request: request.clone(),
+        };
+        let ask = |server: ServerId| -> Result<LedgerReply, ControlError> {
+            if server == mine {
+                return self.answer_part(&served.uuid, caller, request.as_ref());
+            }
+            match self.servers.ask(server, &question)? {
+                PoolReply::Ledger(reply) => match *reply {
+                    LedgerReply::Error(error) => Err(error),
+                    reply => Ok(reply),
+                },
+                _ => Err(self.servers.nonsense(server)),
+            }
         };
         servers.into_iter().filter(|server| !self.record.is_lost(*server)).map(ask).collect()
     }
-}
 
-/// What this server's part of a cache has to say.
-pub(super) fn of_part(
-    parts: &Parts,
-    uuid: &str,
-    caller: &Caller,
-    request: Option<&CacheRequest>,
-) -> Result<LedgerReply, ControlError> {
-    let missing = || ControlError::new(WHAT, None, "it is not served here").errno(libc::EIO);
-    let served = parts.of_uuid(uuid).ok_or_else(missing)?;
-    let cache = served.server.cache().ok_or_else(missing)?;
-    match request {
-        None => Ok(LedgerReply::CacheStatus(Box::new(cache.cache_status()))),
-        Some(request) => answer(cache, &served.name, caller, request),
+    /// What this server's part of a cache has to say.
+    pub(super) fn answer_part(
+        &self,
+        uuid: &str,
+        caller: &Caller,
+        request: Option<&CacheRequest>,
+    ) -> Result<LedgerReply, ControlError> {
+        let missing = || ControlError::new(WHAT, None, "it is not served here").errno(libc::EIO);
+        let served = self.parts.of_uuid(uuid).ok_or_else(missing)?;
+        let cache = served.server.cache().ok_or_else(missing)?;
+        match request {
+            None => Ok(LedgerReply::CacheStatus(Box::new(cache.cache_status()))),
+            Some(request) => answer(cache, &served.name, caller, request),
+        }
     }
 }
 

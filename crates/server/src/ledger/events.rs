@@ -2,17 +2,16 @@
 //!
 //! The record is told of each change after the ledger's file has it, by comparing the two: so
 //! what a kill has kept from being told is told by the next start. The leader of a pool tells of its
-//! buffers, other servers of their parts.
+//! buffers, other servers of their parts. Told by `record_store`; `history` answers questions from it.
 
-use super::errors::absent;
 use super::record::{LedgerFile, RecordState};
-use super::{Identity, Ledger, ServedBuffer};
+use super::{Identity, ServedBuffer};
 use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
-use forebay_proto::events::{Event, EventKind, EventRecord, EventsPage, EventsQuery, Happened};
-use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
-use forebay_store::events::{EventLog, keep, read_kept};
+use forebay_proto::events::{Event, EventKind, EventsPage, EventsQuery, Happened};
+use forebay_proto::net::ledger::BufferName;
+use forebay_store::events::{EventLog, keep};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
@@ -116,8 +115,22 @@ impl Told {
         }
     }
 
+    /// What `who` may see of it, of all buffers or of those of this name.
+    pub(super) fn read(
+        &self,
+        who: &Identity,
+        name: Option<&BufferName>,
+        query: &EventsQuery,
+    ) -> Result<EventsPage, ControlError> {
+        self.log.read(query, &|event| sees(who, name, event))
+    }
+
     /// The identity of the newest destroyed buffer of this name that `who` may see.
-    fn ended_of(&self, who: &Identity, name: &BufferName) -> Result<Option<String>, ControlError> {
+    pub(super) fn ended_of(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+    ) -> Result<Option<String>, ControlError> {
         let mut query = EventsQuery::default();
         let mut found = None;
         let may_see = |event: &Event| {
@@ -134,12 +147,12 @@ impl Told {
     }
 
     /// Where the record of a destroyed buffer is, if it is kept here.
-    fn kept(&self, uuid: &str) -> Option<PathBuf> {
+    pub(super) fn kept(&self, uuid: &str) -> Option<PathBuf> {
         Some(self.ended.join(uuid)).filter(|path| path.exists())
     }
 
     /// True if `who` may see what happened to the destroyed buffer of this identity.
-    fn may_see_ended(
+    pub(super) fn may_see_ended(
         &self,
         who: &Identity,
         name: &BufferName,
@@ -203,116 +216,4 @@ fn sees(who: &Identity, name: Option<&BufferName>, event: &Event) -> bool {
             Identity::User(caller) => caller.uid == event.happened.uid,
             Identity::Holder(name) => of == Some(name.as_str()),
         }
-}
-
-impl Ledger {
-    /// True for a question that only the server which was asked can answer: about itself, or
-    /// about a destroyed buffer whose record it has.
-    pub(super) fn is_asked_itself(&self, request: &LedgerRequest) -> bool {
-        match request {
-            LedgerRequest::Metrics { .. }
-            | LedgerRequest::Events { name: None, .. }
-            | LedgerRequest::TakeOver { .. } => true,
-            LedgerRequest::Events { name: Some(name), record: EventRecord::Buffer, .. } => {
-                let kept = self.record.lock();
-                let gone = kept.part(name).is_none() && kept.buffer(name).is_none();
-                drop(kept);
-                let root = Identity::of_server_key();
-                let ended = || self.told.ended_of(&root, name).ok().flatten();
-                gone && ended().is_some_and(|uuid| self.told.kept(&uuid).is_some())
-            }
-            _ => false,
-        }
-    }
-
-    /// Part of a record of events.
-    pub(super) fn events(
-        &self,
-        who: &Identity,
-        name: Option<&BufferName>,
-        record: EventRecord,
-        query: &EventsQuery,
-    ) -> Result<LedgerReply, ControlError> {
-        let page = match (record, name) {
-            (EventRecord::Server, name) => {
-                self.told.log.read(query, &|event| sees(who, name, event))?
-            }
-            (EventRecord::Buffer, Some(name)) => self.events_of(who, name, query)?,
-            (EventRecord::Part { uuid, .. }, Some(name)) => {
-                self.events_of_part(who, name, &uuid, query)?
-            }
-            (EventRecord::Buffer | EventRecord::Part { .. }, None) => {
-                let why = "which buffer is not said";
-                return Err(ControlError::new("read events", None, why).errno(libc::EINVAL));
-            }
-        };
-        Ok(LedgerReply::Events(page))
-    }
-
-    /// The owner of a buffer sees all that happened to it. Each server has on record what it did itself.
-    fn events_of(
-        &self,
-        who: &Identity,
-        name: &BufferName,
-        query: &EventsQuery,
-    ) -> Result<EventsPage, ControlError> {
-        let what = "read events of";
-        if let Some(part) = self.record.owned_part(what, who, name)? {
-            let page = self.parts.serving(what, name)?.server.events().read(query, &|_| true)?;
-            let others = self.records_of(&part.spec.servers, &part.spec.uuid);
-            return Ok(EventsPage { others, ..page });
-        }
-        let uuid = self.told.ended_of(who, name)?.ok_or_else(|| absent(what, name))?;
-        let servers: Vec<ServerId> = self.servers().into_iter().map(|server| server.id).collect();
-        let others = self.records_of(&servers, &uuid);
-        match self.told.kept(&uuid) {
-            Some(path) => Ok(EventsPage { others, ..read_kept(&path, query, &|_| true)? }),
-            // It had no part here, or the record has given way: others may have theirs.
-            None if !others.is_empty() => Ok(EventsPage { others, ..EventsPage::default() }),
-            None => Err(absent(what, name)),
-        }
-    }
-
-    /// What this server does with files of its part of a buffer, for the buffer's owner.
-    pub(super) fn activity(
-        &self,
-        who: &Identity,
-        name: &BufferName,
-        after: Option<u64>,
-    ) -> Result<LedgerReply, ControlError> {
-        let what = "watch";
-        let (part, served) = self.parts.of_owner(what, who, name)?;
-        let mut page = served.server.activity_page(after);
-        page.others = part.spec.servers.clone();
-        Ok(LedgerReply::Activity(page))
-    }
-
-    /// What this server has on record of its part of a buffer; nothing, if it had none.
-    fn events_of_part(
-        &self,
-        who: &Identity,
-        name: &BufferName,
-        uuid: &str,
-        query: &EventsQuery,
-    ) -> Result<EventsPage, ControlError> {
-        let what = "read events of";
-        let here = self.record.lock().part(name).is_some_and(|part| part.spec.uuid == uuid);
-        if here && self.record.owned_part(what, who, name)?.is_some() {
-            return self.parts.serving(what, name)?.server.events().read(query, &|_| true);
-        }
-        match self.told.kept(uuid) {
-            Some(path) if self.told.may_see_ended(who, name, uuid)? => {
-                read_kept(&path, query, &|_| true)
-            }
-            _ => Ok(EventsPage::default()),
-        }
-    }
-
-    /// The records of these servers but this one; what is gone for good has none any more.
-    fn records_of(&self, servers: &[ServerId], uuid: &str) -> Vec<EventRecord> {
-        let mine = self.server_id();
-        let there =
-            servers.iter().filter(|server| **server != mine && !self.record.is_lost(**server));
-        there.map(|server| EventRecord::Part { server: *server, uuid: uuid.into() }).collect()
-    }
 }

@@ -3,8 +3,11 @@
 //! `forebay top` asks for it once for each look; `--http` looks at the others again and again ([`Watched::look`])
 //! and shows what it found last.
 
+use super::Identity;
 use super::errors::absent;
-use super::{Identity, Ledger};
+use super::parts::Parts;
+use super::record_store::RecordStore;
+use super::servers::Servers;
 use crate::http::Watched;
 use crate::metrics;
 use forebay_proto::ServerId;
@@ -12,11 +15,34 @@ use forebay_proto::control::ControlError;
 use forebay_proto::metrics::{BufferMetrics, PoolMetrics, ServerMetrics, Unheard};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
 use forebay_proto::net::pool::{PoolQuestion, PoolReply};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-impl Ledger {
+/// What the servers count.
+pub(super) struct Figures {
+    record: Arc<RecordStore>,
+    parts: Arc<Parts>,
+    servers: Arc<Servers>,
+    /// What this server gives in all.
+    capacity_bytes: u64,
+    /// What the other servers counted when `--http` last looked at them.
+    others_seen: Mutex<PoolMetrics>,
+}
+
+impl Figures {
+    /// Of these parts; nobody has looked at other servers yet.
+    pub(super) fn new(
+        record: Arc<RecordStore>,
+        parts: Arc<Parts>,
+        servers: Arc<Servers>,
+        capacity_bytes: u64,
+    ) -> Figures {
+        Figures { record, parts, servers, capacity_bytes, others_seen: Mutex::default() }
+    }
+
     /// What this server, or with `pool` each server of the pool, counts of the buffers that they may use.
-    pub(super) fn metrics_for(
+    pub(super) fn answer(
         &self,
         who: &Identity,
         name: Option<&BufferName>,
@@ -44,12 +70,12 @@ impl Ledger {
 
     /// The same of the other servers, asked all at once. One that was given up is not asked.
     fn metrics_of_others(&self, who: &Identity, name: Option<&BufferName>) -> PoolMetrics {
-        let mine = self.server_id();
+        let mine = self.record.server_id();
         let part = name.and_then(|name| self.record.lock().part(name).cloned());
         let has_part =
             |id: ServerId| part.as_ref().is_none_or(|part| part.spec.servers.contains(&id));
         let there =
-            self.servers().into_iter().filter(|s| s.id != mine && !s.lost && has_part(s.id));
+            self.servers.all().into_iter().filter(|s| s.id != mine && !s.lost && has_part(s.id));
         let mut asked: Vec<_> = there.map(|server| (server.id, None)).collect();
         std::thread::scope(|scope| {
             for (id, answer) in &mut asked {
@@ -73,7 +99,7 @@ impl Ledger {
     }
 
     fn unheard(&self, id: ServerId, why: String) -> Unheard {
-        Unheard { server: id.to_string(), host: self.host_of(id), why }
+        Unheard { server: id.to_string(), host: self.servers.host_of(id), why }
     }
 
     fn metrics_of_other(
@@ -84,13 +110,13 @@ impl Ledger {
     ) -> Result<ServerMetrics, ControlError> {
         let request = LedgerRequest::Metrics { name: name.cloned(), pool: false };
         let question = PoolQuestion::Ledger { who: who.to_asker(), request };
-        match self.ask(server, &question)? {
+        match self.servers.ask(server, &question)? {
             PoolReply::Ledger(reply) => match *reply {
                 LedgerReply::Metrics(metrics) => Ok(*metrics),
                 LedgerReply::Error(error) => Err(error),
-                _ => Err(self.nonsense(server)),
+                _ => Err(self.servers.nonsense(server)),
             },
-            _ => Err(self.nonsense(server)),
+            _ => Err(self.servers.nonsense(server)),
         }
     }
 
@@ -117,8 +143,8 @@ impl Ledger {
             }
         });
         ServerMetrics {
-            server: Some(self.server_id().to_string()),
-            capacity_bytes: Some(self.options.capacity_bytes),
+            server: Some(self.record.server_id().to_string()),
+            capacity_bytes: Some(self.capacity_bytes),
             reserved_bytes: Some(reserved_bytes),
             buffers: buffers.collect(),
             ..metrics::process()
@@ -127,11 +153,11 @@ impl Ledger {
 
     /// What of a buffer another server does not serve, as far as the last look at them tells.
     fn missing(&self, servers: &[ServerId], uuid: &str) -> Option<String> {
-        let mine = self.server_id();
+        let mine = self.record.server_id();
         let others = self.others_seen.lock();
         servers.iter().filter(|id| **id != mine).find_map(|id| {
             if self.record.is_lost(*id) {
-                return Some(format!("its part on {} is lost", self.host_of(*id)));
+                return Some(format!("its part on {} is lost", self.servers.host_of(*id)));
             }
             let text = id.to_string();
             if let Some(unheard) = others.unheard.iter().find(|unheard| unheard.server == text) {
@@ -140,12 +166,13 @@ impl Ledger {
             let told = others.servers.iter().find(|told| told.server.as_ref() == Some(&text))?;
             let part = told.buffers.iter().find(|buffer| buffer.uuid == uuid)?;
             let why = part.why.as_deref().unwrap_or("it is not served");
-            (!part.up).then(|| format!("its part on {} is not served: {why}", self.host_of(*id)))
+            (!part.up)
+                .then(|| format!("its part on {} is not served: {why}", self.servers.host_of(*id)))
         })
     }
 }
 
-impl Watched for Ledger {
+impl Watched for Figures {
     fn metrics(&self) -> ServerMetrics {
         self.metrics_of(&|_, _| true)
     }
@@ -172,7 +199,7 @@ impl Watched for Ledger {
             };
             troubled.insert(buffer.buffer, why);
         }
-        let mine = self.server_id();
+        let mine = self.record.server_id();
         let kept = self.record.lock().buffers.clone();
         for record in kept.iter().filter(|record| !record.servers.contains(&mine)) {
             if let Some(why) = self.missing(&record.servers, &record.uuid) {

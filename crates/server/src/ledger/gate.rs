@@ -170,11 +170,7 @@ impl Gate for Door {
             Key::Server => Ok(self.ledger.options.key.clone()),
             Key::Buffer(name) => {
                 let name: BufferName = name.parse().map_err(|_| unknown())?;
-                self.ledger
-                    .record
-                    .secret(&name)
-                    .or_else(|| self.ledger.ask_secret(&name))
-                    .ok_or_else(unknown)
+                self.ledger.secret(&name).ok_or_else(unknown)
             }
             Key::Peer | Key::Munge => Err(unknown()),
         }

@@ -1,102 +1,94 @@
-//! The servers of the pool. The leader has them on record; a member has what the leader told last,
+//! Membership of the pool. The leader has the servers on record; a member has what the leader told last,
 //! so that it can serve its parts, and say where the others are, while the leader is away.
 //!
-//! A member announces itself at each start; that is how it joins, and how the others learn where
-//! it is now.
+//! Here is what a member does: it announces itself at each start; that is how it joins, and how the others learn where
+//! it is now; and it follows the leader that it hears of. `leader` is the other side, `take_over` makes a member the leader.
+//!
+//! Invariants: each server keeps the greatest term on record that it was told (`take_over`); what the leader says is on
+//! record before it is followed. Asked by the ledger: for questions of other servers, by its rounds, and for commands.
 
-use super::Ledger;
+mod leader;
+mod take_over;
+
 use super::adopt::{nameless, told_of};
+use super::parts::Parts;
 use super::record::{LedgerFile, new_server_id};
+use super::record_store::RecordStore;
+use super::round::Round;
+use super::servers::Servers;
 use crate::places::KnownServer;
 use forebay_failpoint::step;
-use forebay_net::node::host_name;
 use forebay_net::{LinkError, ServerAddress};
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
-use forebay_proto::net::pool::{MAX_SERVERS, PoolQuestion, PoolReply, PoolServer, Term};
+use forebay_proto::net::pool::{PoolQuestion, PoolReply, PoolServer, Term};
+use std::sync::Arc;
 
 const WHAT: &str = "join the pool";
 /// Servers that are asked, one naming the next, to find the leader.
 const MAX_REFERRALS: usize = 3;
+/// Other members that are asked in one round where the leader is.
+const ASKED_OTHERS: usize = 3;
 
 fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
     ControlError::new(WHAT, None, why).errno(errno).hint(hint)
 }
 
-fn known(server: &PoolServer) -> KnownServer {
-    let addresses = server.addresses.iter().filter_map(|text| text.parse().ok()).collect();
-    KnownServer { addresses, lost: server.lost, host: server.host.clone() }
+/// This server in its pool.
+pub(super) struct Members {
+    record: Arc<RecordStore>,
+    parts: Arc<Parts>,
+    servers: Arc<Servers>,
+    round: Arc<Round>,
 }
 
-impl Ledger {
-    /// This server as others are to know it.
-    fn myself(&self, file: &LedgerFile) -> PoolServer {
-        PoolServer {
-            id: file.server,
-            host: host_name(),
-            addresses: self.state.lock().addresses.iter().map(ToString::to_string).collect(),
-            capacity_bytes: self.options.capacity_bytes,
-            lost: false,
+impl Members {
+    /// Of this record.
+    pub(super) fn new(
+        record: Arc<RecordStore>,
+        parts: Arc<Parts>,
+        servers: Arc<Servers>,
+        round: Arc<Round>,
+    ) -> Members {
+        Members { record, parts, servers, round }
+    }
+
+    /// Answers what is asked about the pool, its servers and their parts. `term` is the leader that who asks goes by.
+    pub(super) fn answer(
+        &self,
+        question: PoolQuestion,
+        term: &Term,
+    ) -> Result<PoolReply, ControlError> {
+        match question {
+            PoolQuestion::Announce { server, parts } => self.announced(server, &parts, term),
+            PoolQuestion::Servers { servers, tell } => self.told_servers(*term, servers, tell),
+            PoolQuestion::Hears => Ok(self.hears()),
+            PoolQuestion::Follow(leader) => {
+                self.servers.heard_of_leader(&leader);
+                Ok(PoolReply::Done)
+            }
+            question => self.parts.answer(&question),
         }
     }
 
-    /// All servers of the pool, this one first.
-    pub(super) fn servers(&self) -> Vec<PoolServer> {
-        let kept = self.record.lock();
-        let mut all = vec![self.myself(&kept)];
-        all.extend(kept.servers.iter().cloned());
-        all
-    }
-
-    /// The name of a server's host and its first digits, for messages.
-    pub(super) fn host_of(&self, server: ServerId) -> String {
-        let kept = self.record.lock();
-        let host = match kept.other(server) {
-            _ if server == kept.server => host_name(),
-            Some(other) => other.host.clone(),
-            None => self.links.directory().get(server).unwrap_or_default().host,
-        };
-        let digits = &server.to_string()[..8];
-        match host.is_empty() {
-            true => digits.to_string(),
-            false => format!("{host} ({digits})"),
+    /// Asks a server about the pool, this one too.
+    fn ask(&self, server: ServerId, question: &PoolQuestion) -> Result<PoolReply, ControlError> {
+        match server == self.record.server_id() {
+            true => self.answer(question.clone(), &self.record.term()),
+            false => self.servers.ask(server, question),
         }
     }
 
-    /// Where a server was last, for messages.
-    pub(super) fn at_addresses(&self, server: ServerId) -> String {
-        let known = self.links.directory().get(server).unwrap_or_default();
-        let all: Vec<String> = known.addresses.iter().map(ToString::to_string).collect();
-        match all.is_empty() {
-            true => String::new(),
-            false => format!(" at {}", all.join(", ")),
-        }
-    }
-
-    /// Another server said where this one is.
-    pub(super) fn note_server(&self, server: &PoolServer) {
-        self.links.directory().set(server.id, known(server));
-    }
-
-    /// The pool has another leader by now: this server is to follow it.
-    pub(super) fn heard_of_leader(&self, leader: &PoolServer) {
-        if leader.id != self.server_id() && leader.id != self.record.leader() {
-            self.note_server(leader);
-            self.round.follow_soon(leader.id);
-        }
-    }
-
-    /// The directory is what the record says.
-    pub(super) fn note_servers(&self) {
-        let kept = self.record.lock();
-        for server in &kept.servers {
-            self.links.directory().set(server.id, known(server));
+    /// Follows the leader that the pool is said to have by now, if it is said to have another one.
+    pub(super) fn follow_told(&self) {
+        if let Some(leader) = self.round.take_follow() {
+            self.follow(leader);
         }
     }
 
     /// Makes this server a member of the pool that the server at `address` is of, the first time;
     /// later it knows its leader and this only looks whether it is the same pool.
-    pub fn join(&self, address: &ServerAddress) -> Result<(), ControlError> {
+    pub(super) fn join(&self, address: &ServerAddress) -> Result<(), ControlError> {
         let unreached = |error: LinkError| {
             let what = format!("{WHAT} at {address}");
             match error {
@@ -108,7 +100,7 @@ impl Ledger {
         };
         if !self.record.is_leader() {
             // Announced when the leader can be reached: this must not stop the start.
-            return match self.links.who_is_at(address) {
+            return match self.servers.links().who_is_at(address) {
                 Ok(found) if !self.is_of_pool(found) && self.is_another_pools(found, address) => {
                     Err(refuse(
                         "this server is a member of another pool",
@@ -119,7 +111,7 @@ impl Ledger {
                 _ => Ok(()),
             };
         }
-        let found = self.links.who_is_at(address);
+        let found = self.servers.links().who_is_at(address);
         if self.has_taken_over() && self.is_no_other_pool(&found) {
             tracing::info!(%address, "this server keeps the pool: it joins none");
             return Ok(());
@@ -145,14 +137,14 @@ impl Ledger {
             }
         }
         let place = KnownServer { addresses: vec![address.clone()], ..KnownServer::default() };
-        self.links.directory().set(at, place);
+        self.servers.links().directory().set(at, place);
         let asked = at;
         for _ in 0..MAX_REFERRALS {
             let no_leader = |error| self.no_leader((address, asked), at, error);
             match self.announce_to(at).map_err(no_leader)? {
                 None => return Ok(()),
                 Some(leader) => {
-                    self.note_server(&leader);
+                    self.servers.note(&leader);
                     at = leader.id;
                 }
             }
@@ -171,8 +163,8 @@ impl Ledger {
         }
         let why = format!(
             "its leader, server {}, cannot be reached{}",
-            self.host_of(at),
-            self.at_addresses(at)
+            self.servers.host_of(at),
+            self.servers.at_addresses(at)
         );
         // Who was asked can take its place, unless that is the one that is gone.
         let another = match asked == at {
@@ -187,9 +179,17 @@ impl Ledger {
             .hint(&hint)
     }
 
+    /// Announces itself, unless the leader knows already where this server is. True if it does.
+    pub(super) fn announce(&self) -> bool {
+        if !self.round.begins_to_announce() {
+            return true;
+        }
+        self.follow(self.record.leader()) || self.ask_others()
+    }
+
     /// Announces itself at a server, or where that one says that the leader is. True if this server is a
     /// member there now.
-    pub(super) fn follow(&self, server: ServerId) -> bool {
+    fn follow(&self, server: ServerId) -> bool {
         let mut at = server;
         for _ in 0..MAX_REFERRALS {
             match self.announce_to(at) {
@@ -197,9 +197,9 @@ impl Ledger {
                     self.round.is_announced();
                     return true;
                 }
-                Ok(Some(other)) if other.id == self.server_id() => return false,
+                Ok(Some(other)) if other.id == self.record.server_id() => return false,
                 Ok(Some(other)) => {
-                    self.note_server(&other);
+                    self.servers.note(&other);
                     at = other.id;
                 }
                 Err(error) if error.errno == Some(libc::ENOTUNIQ) => {
@@ -216,6 +216,35 @@ impl Ledger {
         false
     }
 
+    /// The leader cannot be reached: other members may have another one by now.
+    fn ask_others(&self) -> bool {
+        let (mine, leader) = (self.record.server_id(), self.record.leader());
+        let mut others: Vec<ServerId> = self
+            .servers
+            .all()
+            .iter()
+            .filter(|s| s.id != mine && s.id != leader && !s.lost)
+            .map(|s| s.id)
+            .collect();
+        if others.is_empty() {
+            return false;
+        }
+        let first = self.round.next_others(ASKED_OTHERS) % others.len();
+        others.rotate_left(first);
+        others.truncate(ASKED_OTHERS);
+        others.into_iter().any(|other| match self.announce_to(other) {
+            Ok(None) => {
+                self.round.is_announced();
+                true
+            }
+            Ok(Some(named)) if named.id != leader && named.id != mine => {
+                self.servers.note(&named);
+                self.follow(named.id)
+            }
+            _ => false,
+        })
+    }
+
     fn is_of_pool(&self, server: ServerId) -> bool {
         let kept = self.record.lock();
         let file: &LedgerFile = &kept;
@@ -228,7 +257,7 @@ impl Ledger {
     /// A server that is not known here says of which pool it is: it may have joined lately.
     fn is_another_pools(&self, server: ServerId, address: &ServerAddress) -> bool {
         let place = KnownServer { addresses: vec![address.clone()], ..KnownServer::default() };
-        self.links.directory().set(server, place);
+        self.servers.links().directory().set(server, place);
         match self.ask(server, &PoolQuestion::Hears) {
             Ok(PoolReply::Heard { servers, .. }) => {
                 !servers.iter().any(|server| self.is_of_pool(server.id))
@@ -249,7 +278,7 @@ impl Ledger {
         match *found {
             Err(_) => true,
             Ok(at) if !self.is_of_pool(at) => false,
-            Ok(at) if at == self.server_id() => true,
+            Ok(at) if at == self.record.server_id() => true,
             Ok(at) => {
                 self.follow(at);
                 true
@@ -259,11 +288,11 @@ impl Ledger {
 
     /// Tells the leader where this server is and what it has, and does what the leader says.
     /// Another server is returned if that is the leader.
-    pub(super) fn announce_to(&self, leader: ServerId) -> Result<Option<PoolServer>, ControlError> {
+    fn announce_to(&self, leader: ServerId) -> Result<Option<PoolServer>, ControlError> {
         let question = {
             let kept = self.record.lock();
             let parts = kept.parts.iter().map(|part| part.spec.uuid.clone()).collect();
-            PoolQuestion::Announce { server: self.myself(&kept), parts }
+            PoolQuestion::Announce { server: self.servers.myself(&kept), parts }
         };
         match self.ask(leader, &question)? {
             PoolReply::Welcome { term, servers, unknown } => {
@@ -279,7 +308,7 @@ impl Ledger {
                 self.start_over(leader)?;
                 Ok(self.record.lock().other(leader).cloned())
             }
-            _ => Err(self.nonsense(leader)),
+            _ => Err(self.servers.nonsense(leader)),
         }
     }
 
@@ -306,12 +335,12 @@ impl Ledger {
         if mine != term {
             step("a server follows another leader on record");
         }
-        self.note_servers();
+        self.servers.note_all();
         Ok(())
     }
 
     /// The leader tells of changes, or that it took over; then it may want to know all parts.
-    pub(super) fn told_servers(
+    fn told_servers(
         &self,
         term: Term,
         servers: Vec<PoolServer>,
@@ -329,7 +358,7 @@ impl Ledger {
                 ));
             }
         }
-        self.links.is_back(term.leader);
+        self.servers.links().is_back(term.leader);
         self.take_servers(term, servers)?;
         if !tell {
             return Ok(PoolReply::Done);
@@ -364,9 +393,7 @@ impl Ledger {
         let id = new_server_id()?;
         let mut kept = self.record.lock();
         self.record.commit_freeing(&mut kept, |file| file.server = id)?;
-        let addresses = self.state.lock().addresses.clone();
-        let known = KnownServer { addresses, lost: false, host: host_name() };
-        self.links.directory().set(id, known);
+        self.servers.note_myself(id);
         Ok(())
     }
 
@@ -374,9 +401,10 @@ impl Ledger {
     /// is away does not find it again, for it gets another identity.
     fn tell_who_keeps(&self, leader: ServerId) {
         let question = PoolQuestion::Follow(self.place_of(leader));
-        let others = self.servers().into_iter().filter(|other| !other.lost && other.id != leader);
+        let others =
+            self.servers.all().into_iter().filter(|other| !other.lost && other.id != leader);
         let others: Vec<ServerId> = others.map(|other| other.id).collect();
-        let mine = self.server_id();
+        let mine = self.record.server_id();
         std::thread::scope(|scope| {
             for id in others.into_iter().filter(|id| *id != mine) {
                 let question = &question;
@@ -391,99 +419,8 @@ impl Ledger {
 
     /// What is known of a server that is not on record.
     fn place_of(&self, id: ServerId) -> PoolServer {
-        let known = self.links.directory().get(id).unwrap_or_default();
+        let known = self.servers.links().directory().get(id).unwrap_or_default();
         let addresses = known.addresses.iter().map(ToString::to_string).collect();
         PoolServer { host: known.host, addresses, ..nameless(id) }
-    }
-
-    /// ENOTUNIQ for a server where it is not known to be, while one of its identity answers where it is: one of the two
-    /// runs on a copy of the other's flash. The one that was first stays; who is to know which is the right one?
-    fn refuse_twin(&self, server: &PoolServer) -> Result<(), ControlError> {
-        if !self.record.is_leader() {
-            return Ok(());
-        }
-        let earlier = self.servers().into_iter().find(|known| known.id == server.id && !known.lost);
-        let Some(earlier) = earlier else { return Ok(()) };
-        let (old, new) = (known(&earlier).addresses, known(server).addresses);
-        let start_at = |address: &ServerAddress| {
-            self.links.started_at(address).ok().filter(|start| start.server == server.id)
-        };
-        let mut elsewhere = old.iter().filter(|address| !new.contains(address));
-        let Some((place, first)) = elsewhere.find_map(|at| start_at(at).map(|start| (at, start)))
-        else {
-            return Ok(());
-        };
-        // It may be one that is reached by several addresses.
-        if new.iter().find_map(start_at).is_none_or(|second| second == first) {
-            return Ok(());
-        }
-        let why = format!(
-            "server {} of the pool, which has the same identity, runs at {place}: the flash of one is a copy of the other's",
-            self.host_of(server.id),
-        );
-        Err(refuse(
-            &why,
-            libc::ENOTUNIQ,
-            "end the one that is not to be used; a copy becomes a server of its own on an empty --flash",
-        ))
-    }
-
-    /// A server says where it is: it is a member from now on, unless it was given up. `term` is the leader that
-    /// it goes by.
-    pub(super) fn announced(
-        &self,
-        server: PoolServer,
-        parts: &[String],
-        term: &Term,
-    ) -> Result<PoolReply, ControlError> {
-        self.refuse_twin(&server)?;
-        let mut kept = self.record.lock();
-        if let Some(leader) = kept.leader {
-            let found = kept.other(leader).cloned();
-            return found.map(PoolReply::LeaderIs).ok_or_else(|| {
-                refuse("this member has lost its leader", libc::EHOSTUNREACH, "ask the leader")
-            });
-        }
-        let earlier = kept.other(server.id).cloned();
-        match &earlier {
-            Some(earlier) if earlier.lost => return Ok(PoolReply::Forgotten),
-            None if kept.given_up.contains(&server.id) => return Ok(PoolReply::Forgotten),
-            None if kept.servers.len() + 1 >= MAX_SERVERS => {
-                let why = format!("the pool has {MAX_SERVERS} servers, the most");
-                return Err(refuse(&why, libc::EDQUOT, "forget one first"));
-            }
-            _ => (),
-        }
-        // Of a member that only an earlier leader knew the parts are to be learned.
-        let unheard = earlier.is_none() && !parts.is_empty() && *term != kept.term();
-        let server = PoolServer { lost: false, ..server };
-        if earlier.as_ref() != Some(&server) {
-            let (id, told) = (server.id, server.clone());
-            self.record.commit(&mut kept, |file| {
-                match file.servers.iter_mut().find(|other| other.id == id) {
-                    Some(other) => *other = told,
-                    None => file.servers.push(told),
-                }
-                if unheard {
-                    file.untold.push(id);
-                }
-            })?;
-            tracing::info!(%id, host = server.host, addresses = ?server.addresses, "member");
-            self.links.directory().set(id, known(&server));
-            self.round.servers_changed();
-        }
-        self.links.is_back(server.id);
-        let has = |uuid: &&String| {
-            let of_it = |b: &&super::record::BufferRecord| b.servers.contains(&server.id);
-            !kept.buffers.iter().filter(of_it).any(|buffer| buffer.uuid == **uuid)
-        };
-        let unknown = match kept.untold.contains(&server.id) {
-            true => Vec::new(),
-            false => parts.iter().filter(has).cloned().collect(),
-        };
-        let term = kept.term();
-        drop(kept);
-        self.round.soon();
-        Ok(PoolReply::Welcome { term, servers: self.servers(), unknown })
     }
 }

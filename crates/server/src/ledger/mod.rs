@@ -1,24 +1,22 @@
 //! The ledger: what one server has to give, to whom it has given it, and the buffers that it
 //! serves for them.
 //!
-//! | module | what it does |
-//! | --- | --- |
-//! | `record_store` | the record in memory, and its changes |
-//! | `registry`, `record`, `reserve` | where the record is, the file on flash, and room for it when flash is full |
-//! | `identity` | who asks, and what they may |
-//! | `route` | who answers: this server, the leader, or the server of a buffer's first part |
-//! | `parts`, `served` | what this server has of buffers, also when it starts; a part that is served now |
-//! | `turn` | one change of one buffer at a time |
-//! | `choose`, `create`, `extend`, `destroy` | the changes, by the pool's leader |
-//! | `show`, `stage`, `cache` | the questions |
-//! | `cache_spec` | buffers that are to be caches: who may have one, and how a part caches |
-//! | `ask` | what servers ask each other |
-//! | `events` | the record of what was made and destroyed |
-//! | `figures` | what this server and the others count |
-//! | `members`, `forget` | the servers of the pool |
-//! | `take_over`, `adopt` | a new leader for a pool whose leader is gone, and what it learns from the others |
-//! | `round` | what is done when others can be reached: announcing, finishing |
-//! | `gate` | the listener's questions: secrets, identities, sessions |
+//! Each component owns its state, with its own lock, and asks those above it in this table:
+//!
+//! | component | what it is | its state |
+//! | --- | --- | --- |
+//! | `record_store` | the record and its changes, on flash by `registry` (`record`, `reserve`), told to `events` | the record |
+//! | `turn` | one change of one buffer at a time | who changes what |
+//! | `round` | when what waits for other servers is tried again | what is to be done |
+//! | `parts` | what this server has of buffers, and serves (`served`) | what is served, and faults |
+//! | `servers` | the servers of the pool: who, where, how they are asked | where this one is |
+//! | `members` | joining, following and being the leader, giving up, taking over (`adopt`) | |
+//! | `buffers` | making, extending, destroying, settling and showing buffers, by the leader | what is not settled |
+//! | `cache`, `stage`, `history` | questions about files and events (`cache_spec`: what may be cached) | |
+//! | `figures` | what this server and the others count | what the others counted last |
+//!
+//! [`Ledger`] puts them together and starts them; `route` answers a question here or passes it on, `gate` is asked by the
+//! listener: secrets, identities (`identity`), sessions.
 //!
 //! Invariants: what memory says of a buffer is what the file on flash says; capacity is taken on
 //! record before a store gets it, and given back on record after the store has lost it, so that
@@ -27,19 +25,15 @@
 //! `forebay serve` opens it, sessions and the listener ask it. docs/internals/LEDGER.md.
 
 mod adopt;
-mod ask;
+mod buffers;
 mod cache;
 mod cache_spec;
-mod choose;
-mod create;
-mod destroy;
 mod errors;
 mod events;
-mod extend;
 mod figures;
-mod forget;
 pub(crate) mod fuzzed;
 mod gate;
+mod history;
 mod identity;
 mod members;
 mod parts;
@@ -50,9 +44,8 @@ mod reserve;
 mod round;
 mod route;
 mod served;
-mod show;
+mod servers;
 mod stage;
-mod take_over;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -62,26 +55,28 @@ pub use identity::{Identity, caller_of};
 pub use served::{BufferUser, ServedBuffer};
 
 use crate::ServerOptions;
+use crate::http::Watched;
 use crate::net::links::Links;
-use crate::places::KnownServer;
+use buffers::Buffers;
+use cache::Caches;
+use figures::Figures;
 use forebay_net::ServerAddress;
-use forebay_net::node::host_name;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
-use forebay_proto::metrics::PoolMetrics;
 use forebay_proto::net::auth::Secret;
 use forebay_proto::net::ledger::BufferName;
-use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 use forebay_store::flash::{self, StoreLock};
-use parking_lot::Mutex;
+use history::History;
+use members::Members;
 use parts::Parts;
 use record::{DIR_NAME, LedgerFile};
 use record_store::RecordStore;
 use registry::FileRegistry;
-use std::collections::BTreeMap;
+use round::Round;
+use servers::Servers;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use turn::Turns;
 
@@ -101,6 +96,9 @@ pub const TURN_WAIT: Duration = Duration::from_secs(60);
 pub const RELEASE_WAIT: Duration = Duration::from_secs(10);
 /// How often it is looked meanwhile.
 const RELEASE_LOOK: Duration = Duration::from_millis(5);
+/// Pause before a round that is to do what could not be done: first and longest.
+const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 
 /// How a ledger is opened.
 #[derive(Clone, Debug)]
@@ -122,23 +120,15 @@ pub struct Ledger {
     options: Arc<LedgerOptions>,
     record: Arc<RecordStore>,
     turns: Arc<Turns>,
-    parts: Parts,
-    state: Mutex<State>,
-    /// To the other servers of the pool.
-    links: Arc<Links>,
-    round: round::Round,
-    told: Arc<events::Told>,
-    /// What the other servers counted when `--http` last looked at them.
-    others_seen: Mutex<PoolMetrics>,
+    parts: Arc<Parts>,
+    round: Arc<Round>,
+    servers: Arc<Servers>,
+    members: Members,
+    buffers: Buffers,
+    caches: Caches,
+    history: History,
+    figures: Arc<Figures>,
     _lock: StoreLock,
-}
-
-#[derive(Default)]
-struct State {
-    /// Why a buffer of the pool is not made, or not gone, yet.
-    unsettled: BTreeMap<BufferName, String>,
-    /// Where others reach this server.
-    addresses: Vec<ServerAddress>,
 }
 
 impl Ledger {
@@ -163,49 +153,70 @@ impl Ledger {
         };
         let tell = |server| events::Told::open(&dir, server);
         let record = Arc::new(RecordStore::open(Box::new(FileRegistry::new(&dir)), tell)?);
-        let told = Arc::clone(record.told());
-        let (turns, state) = (Arc::new(Turns::default()), Mutex::default());
-        let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
-        let options = Arc::new(options);
-        let parts = Parts::new(
-            Arc::clone(&options),
-            Arc::clone(&record),
-            Arc::clone(&turns),
-            Arc::clone(&links),
-        );
-        let round = round::Round::default();
-        let others_seen = Mutex::default();
-        let ledger = Ledger {
-            options,
-            record,
-            turns,
-            parts,
-            state,
-            links,
-            round,
-            told,
-            others_seen,
-            _lock: lock,
-        };
-        ledger.note_servers();
-        ledger.settle_all();
+        let ledger = Ledger::of(options, record, lock);
+        ledger.servers.note_all();
+        let parts = ledger.parts.settle();
+        ledger.buffers.settle_alone();
+        ledger.parts.report(&parts);
         ledger.record.is_settled(events::LATE);
         Ok(Arc::new(ledger))
     }
 
-    /// The secret of a buffer that this server has no part of, as the leader tells it.
-    fn ask_secret(&self, name: &BufferName) -> Option<Secret> {
-        let leader = self.record.leader();
-        if leader == self.server_id() {
-            return None;
-        }
-        match self.ask(leader, &PoolQuestion::Secret(name.clone())) {
-            Ok(PoolReply::Secret(secret)) => Secret::from_hex(&secret.0),
-            Ok(_) => None,
-            Err(error) => {
-                tracing::debug!(buffer = %name, "its secret is not known: {error}");
-                None
-            }
+    /// The parts of the ledger, each with those that it asks.
+    fn of(options: LedgerOptions, record: Arc<RecordStore>, lock: StoreLock) -> Ledger {
+        let options = Arc::new(options);
+        let (turns, round) = (Arc::new(Turns::default()), Arc::new(Round::default()));
+        let links = Arc::new(Links::new(options.key.clone(), Arc::default()));
+        let parts = Arc::new(Parts::new(
+            Arc::clone(&options),
+            Arc::clone(&record),
+            Arc::clone(&turns),
+            Arc::clone(&links),
+        ));
+        let servers = Arc::new(Servers::new(
+            Arc::clone(&record),
+            Arc::clone(&parts),
+            links,
+            Arc::clone(&round),
+            options.capacity_bytes,
+        ));
+        let three = || (Arc::clone(&record), Arc::clone(&parts), Arc::clone(&servers));
+        let members = {
+            let (record, parts, servers) = three();
+            Members::new(record, parts, servers, Arc::clone(&round))
+        };
+        let buffers = Buffers::new(
+            Arc::clone(&options),
+            Arc::clone(&record),
+            Arc::clone(&turns),
+            Arc::clone(&servers),
+            Arc::clone(&round),
+        );
+        let caches = {
+            let (record, parts, servers) = three();
+            Caches::new(record, parts, servers)
+        };
+        let history = {
+            let (record, parts, servers) = three();
+            History::new(record, parts, servers)
+        };
+        let figures = {
+            let (record, parts, servers) = three();
+            Arc::new(Figures::new(record, parts, servers, options.capacity_bytes))
+        };
+        Ledger {
+            options,
+            record,
+            turns,
+            parts,
+            round,
+            servers,
+            members,
+            buffers,
+            caches,
+            history,
+            figures,
+            _lock: lock,
         }
     }
 
@@ -221,10 +232,54 @@ impl Ledger {
 
     /// Says where others reach this server.
     pub fn set_addresses(&self, addresses: Vec<ServerAddress>) {
-        let kept = self.record.lock();
-        let known = KnownServer { addresses: addresses.clone(), lost: false, host: host_name() };
-        self.links.directory().set(kept.server, known);
-        self.state.lock().addresses = addresses;
+        self.servers.set_addresses(addresses);
+    }
+
+    /// Makes this server a member of the pool that the server at `address` is of, the first time;
+    /// later it knows its leader and this only looks whether it is the same pool.
+    pub fn join(&self, address: &ServerAddress) -> Result<(), ControlError> {
+        self.members.join(address)
+    }
+
+    /// What the servers of the pool count, to be shown by HTTP.
+    pub fn watched(&self) -> Arc<dyn Watched> {
+        Arc::clone(&self.figures) as Arc<dyn Watched>
+    }
+
+    /// Starts the thread of the rounds, once others can reach this server. A member has announced itself when
+    /// this returns, if its leader answers.
+    pub fn start_rounds(self: &Arc<Ledger>) -> Result<(), ControlError> {
+        let round = Arc::clone(&self.round);
+        self.servers.links().on_unreached(Box::new(move |_| round.look_for_moved()));
+        self.round.servers_changed();
+        if !self.record.is_leader() && !self.members.announce() {
+            if let Some(error) = self.round.take_refusal() {
+                return Err(error);
+            }
+            tracing::info!("the leader of the pool does not answer: it is told later");
+        }
+        let weak = Arc::downgrade(self);
+        std::thread::Builder::new()
+            .name("pool".into())
+            .spawn(move || rounds(&weak))
+            .map(drop)
+            .map_err(|error| ControlError::io("start a thread", None, &error))
+    }
+
+    /// What waits for other servers: a member announces itself to the leader; the leader finishes what a kill or a
+    /// server's absence has left of buffers, and tells members of changes of the pool. True if nothing is left to do.
+    fn do_round(&self) -> bool {
+        self.members.follow_told();
+        match self.record.is_leader() {
+            true => {
+                // First: one that is the leader no more hears it so. All is tried, whatever comes of it.
+                let told = self.members.tell_members();
+                let settled = self.buffers.settle();
+                self.servers.drop_lost();
+                told && settled
+            }
+            false => self.members.announce(),
+        }
     }
 
     /// Ends in order: no more changes, mounts ended, buffers closed and left on flash. Staging
@@ -240,6 +295,29 @@ impl Ledger {
     /// A buffer that is served now.
     pub fn buffer(&self, name: &BufferName) -> Option<Arc<ServedBuffer>> {
         self.parts.served(name)
+    }
+}
+
+/// Rounds until the ledger ends; without anything to do the thread sleeps.
+fn rounds(ledger: &Weak<Ledger>) {
+    let mut pause = PAUSE;
+    let mut next = Some(Duration::ZERO);
+    loop {
+        let Some(ledger) = ledger.upgrade() else { return };
+        if !ledger.round.wait(next) {
+            return;
+        }
+        next = match ledger.do_round() {
+            true => {
+                pause = PAUSE;
+                None
+            }
+            false => {
+                let now = pause;
+                pause = (pause * 2).min(PAUSE_LONGEST);
+                Some(now)
+            }
+        };
     }
 }
 

@@ -22,7 +22,7 @@ use forebay_failpoint::step;
 use forebay_interfaces::peers::Peers;
 use forebay_proto::Caller;
 use forebay_proto::control::{ControlError, StoreKind};
-use forebay_proto::net::ledger::BufferName;
+use forebay_proto::net::ledger::{BufferName, LedgerReply};
 use forebay_proto::net::pool::{
     MAX_CLIENTS_TOLD, PartFacts, PartSpec, PoolQuestion, PoolReply, ServerFacts,
 };
@@ -96,6 +96,19 @@ impl Parts {
     ) -> Result<(PartRecord, Arc<ServedBuffer>), ControlError> {
         let part = self.record.owned_part(what, who, name)?.ok_or_else(|| absent(what, name))?;
         Ok((part, self.serving(what, name)?))
+    }
+
+    /// What this server does with files of its part of a buffer, for the buffer's owner.
+    pub(super) fn activity(
+        &self,
+        who: &Identity,
+        name: &BufferName,
+        after: Option<u64>,
+    ) -> Result<LedgerReply, ControlError> {
+        let (part, served) = self.of_owner("watch", who, name)?;
+        let mut page = served.server.activity_page(after);
+        page.others = part.spec.servers;
+        Ok(LedgerReply::Activity(page))
     }
 
     /// Answers the pool's leader, and who asks how this server is.

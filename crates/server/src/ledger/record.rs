@@ -1,7 +1,7 @@
 //! `FLASH/forebay-server/ledger.json`: what one server has given away, and, at the leader of a pool,
 //! what the pool has. Replaced whole, atomically
 //! and durably (written beside, fsync, rename, fsync of the directory), mode 0600: it holds the
-//! buffers' secrets. Read and written by [`super::Ledger`] only, under the directory's lock.
+//! buffers' secrets. Read and written by `registry` only, under the directory's lock.
 
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{BufferName, BufferSpec, Token};

@@ -2,7 +2,7 @@
 //!
 //! [`Registry`] is the seam to other places for it, such as etcd; [`FileRegistry`] is the one built in: a file on this
 //! server's flash. Invariants: a record is replaced whole or not at all, and is durable when [`Registry::compare_and_set`]
-//! returns; of two that replace the same version one gets ESTALE. Called by [`super::Ledger`] alone.
+//! returns; of two that replace the same version one gets ESTALE. Called by `record_store` alone.
 
 use super::record::LedgerFile;
 use super::reserve;

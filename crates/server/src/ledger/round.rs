@@ -1,28 +1,17 @@
-//! What waits for other servers, done in rounds by one thread until nothing is left: a member
-//! announces itself to the leader; the leader finishes what a kill or a server's absence has left of
-//! buffers, and tells members of changes of the pool. Nothing to do: the thread sleeps.
+//! When what waits for other servers is done: the state of the rounds that one thread does until nothing is left
+//! (`Ledger::start_rounds`).
+//!
+//! Invariants: nothing to do, and the thread sleeps; what is asked for during a round is done in a next one. The lock is taken
+//! below the record's, or alone, and held for no call.
 
-use super::Ledger;
-use super::record::{BufferRecord, RecordState};
-use super::show::{Survey, part_in};
-use super::turn::Busy;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
-use forebay_proto::net::ledger::BufferName;
-use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Pause before a round that is to do what could not be done: first and longest.
-const PAUSE: Duration = Duration::from_millis(500);
-const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 /// A member does not look for moved servers more often than this.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
-
-/// Other members that are asked in one round where the leader is.
-const ASKED_OTHERS: usize = 3;
 
 /// What the thread waits for.
 #[derive(Default)]
@@ -63,7 +52,7 @@ impl Round {
     }
 
     /// A server could not be reached: the leader may know where it is now.
-    fn look_for_moved(&self) {
+    pub(super) fn look_for_moved(&self) {
         let mut state = self.state.lock();
         if state.announced_at.is_none_or(|at| at.elapsed() > LOOK_PAUSE) {
             state.announced = false;
@@ -97,7 +86,7 @@ impl Round {
     }
 
     /// Waits for the next round; false if there is none.
-    fn wait(&self, pause: Option<Duration>) -> bool {
+    pub(super) fn wait(&self, pause: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         let until = pause.map(|pause| Instant::now() + pause);
         while !state.soon && !state.over {
@@ -113,244 +102,54 @@ impl Round {
         state.soon = false;
         !state.over
     }
-}
 
-impl Ledger {
-    /// Starts the thread, once others can reach this server. A member has announced itself when
-    /// this returns, if its leader answers.
-    pub fn start_rounds(self: &Arc<Ledger>) -> Result<(), ControlError> {
-        let weak = Arc::downgrade(self);
-        self.links.on_unreached(Box::new(move |_| {
-            if let Some(ledger) = weak.upgrade() {
-                ledger.round.look_for_moved();
-            }
-        }));
-        self.round.servers_changed();
-        if !self.record.is_leader() && !self.announce() {
-            if let Some(error) = self.round.state.lock().refused.take() {
-                return Err(error);
-            }
-            tracing::info!("the leader of the pool does not answer: it is told later");
-        }
-        let weak = Arc::downgrade(self);
-        std::thread::Builder::new()
-            .name("pool".into())
-            .spawn(move || rounds(&weak))
-            .map(drop)
-            .map_err(|error| ControlError::io("start a thread", None, &error))
+    /// What the leader last said against this server.
+    pub(super) fn take_refusal(&self) -> Option<ControlError> {
+        self.state.lock().refused.take()
     }
 
-    /// Something of a buffer is left to do.
-    pub(super) fn round_soon(&self) {
-        self.round.soon();
+    /// Who is said to be the leader by now.
+    pub(super) fn take_follow(&self) -> Option<ServerId> {
+        self.state.lock().follow.take()
     }
 
-    /// True if nothing is left to do.
-    fn round(&self) -> bool {
-        let follow = self.round.state.lock().follow.take();
-        if let Some(leader) = follow {
-            self.follow(leader);
-        }
-        match self.record.is_leader() {
-            true => {
-                // First: one that is the leader no more hears it so. All is tried, whatever comes of it.
-                let told = self.tell_members();
-                let settled = self.settle_buffers();
-                self.drop_lost();
-                told && settled
-            }
-            false => self.announce(),
-        }
-    }
-
-    fn announce(&self) -> bool {
-        {
-            let mut state = self.round.state.lock();
-            if state.announced {
-                return true;
-            }
+    /// A member is about to announce itself; false if the leader knows already where it is.
+    pub(super) fn begins_to_announce(&self) -> bool {
+        let mut state = self.state.lock();
+        if !state.announced {
             state.announced_at = Some(Instant::now());
         }
-        self.follow(self.record.leader()) || self.ask_others()
+        !state.announced
     }
 
-    /// The leader cannot be reached: other members may have another one by now.
-    fn ask_others(&self) -> bool {
-        let (mine, leader) = (self.server_id(), self.record.leader());
-        let mut others: Vec<ServerId> = self
-            .servers()
-            .iter()
-            .filter(|s| s.id != mine && s.id != leader && !s.lost)
-            .map(|s| s.id)
-            .collect();
-        if others.is_empty() {
-            return false;
-        }
-        {
-            let mut state = self.round.state.lock();
-            let first = state.asked_others % others.len();
-            others.rotate_left(first);
-            state.asked_others = state.asked_others.wrapping_add(ASKED_OTHERS);
-        }
-        others.truncate(ASKED_OTHERS);
-        others.into_iter().any(|other| match self.announce_to(other) {
-            Ok(None) => {
-                self.round.is_announced();
-                true
-            }
-            Ok(Some(named)) if named.id != leader && named.id != mine => {
-                self.note_server(&named);
-                self.follow(named.id)
-            }
-            _ => false,
-        })
+    /// Of the other members, counted round and round, the first that is asked now; `count` are asked.
+    pub(super) fn next_others(&self, count: usize) -> usize {
+        let mut state = self.state.lock();
+        let first = state.asked_others;
+        state.asked_others = first.wrapping_add(count);
+        first
     }
 
-    /// True if all members that are not lost know the servers as they are now.
-    pub(super) fn tell_members(&self) -> bool {
-        let version = self.round.state.lock().version;
-        let (leader, servers) = (self.record.leader(), self.servers());
-        let unheard = self.record.lock().untold.clone();
-        let untold: Vec<ServerId> = {
-            let state = self.round.state.lock();
-            let others = servers.iter().filter(|s| s.id != leader && !s.lost).map(|s| s.id);
-            others.filter(|id| state.told.get(id) != Some(&version)).collect()
-        };
-        let told: Vec<(ServerId, bool)> = std::thread::scope(|scope| {
-            let ask = |id| {
-                let tell = unheard.contains(&id);
-                match self.ask(id, &PoolQuestion::Servers { servers: servers.clone(), tell }) {
-                    Ok(PoolReply::Done) => (id, !tell),
-                    Ok(PoolReply::Parts(parts)) => (id, self.adopt(id, &parts)),
-                    _ => (id, false),
-                }
-            };
-            let asking: Vec<_> = untold.iter().map(|&id| scope.spawn(move || ask(id))).collect();
-            asking.into_iter().filter_map(|thread| thread.join().ok()).collect()
-        });
-        let mut state = self.round.state.lock();
-        for &(id, _) in told.iter().filter(|(_, done)| *done) {
+    /// Counts the changes of the servers.
+    pub(super) fn version(&self) -> u64 {
+        self.state.lock().version
+    }
+
+    /// Those of these members that were not told of this version.
+    pub(super) fn untold(
+        &self,
+        version: u64,
+        members: impl Iterator<Item = ServerId>,
+    ) -> Vec<ServerId> {
+        let state = self.state.lock();
+        members.filter(|id| state.told.get(id) != Some(&version)).collect()
+    }
+
+    /// These members were told of this version.
+    pub(super) fn are_told(&self, version: u64, members: impl Iterator<Item = ServerId>) {
+        let mut state = self.state.lock();
+        for id in members {
             state.told.insert(id, version);
         }
-        told.iter().all(|(_, done)| *done)
-    }
-
-    /// Settles all that is on record. An error of one part or buffer is kept as its fault.
-    pub(super) fn settle_all(&self) {
-        let parts = self.parts.settle();
-        let buffers = self.record.lock().buffers.clone();
-        let survey = self.survey([self.server_id()]);
-        for buffer in &buffers {
-            let here = |server: &_| *server == self.server_id() || self.record.is_lost(*server);
-            if buffer.servers.iter().all(here) {
-                if let Err(error) = self.settle_buffer(buffer.name(), &survey) {
-                    tracing::warn!(buffer = %buffer.name(), "not settled: {error}");
-                }
-            }
-        }
-        self.parts.report(&parts);
-    }
-
-    /// Buffers that are not what the record says they should be.
-    fn settle_buffers(&self) -> bool {
-        let names: Vec<BufferName> =
-            self.record.lock().buffers.iter().map(|b| b.name().clone()).collect();
-        let (mut settled, survey) = (true, self.survey_all());
-        for name in names {
-            // What is left when that change ends is for the next round: the one that it asks for may
-            // begin before it has ended.
-            let Some(_turn) = self.turns.try_take(Busy::Buffer(name.clone())) else {
-                settled = false;
-                continue;
-            };
-            if let Err(error) = self.settle_buffer(&name, &survey) {
-                tracing::info!(buffer = %name, "not settled yet: {error}");
-                settled = false;
-            }
-        }
-        settled
-    }
-
-    /// Undoes a creation that was killed, finishes a destruction or an extension.
-    pub(super) fn settle_buffer(
-        &self,
-        name: &BufferName,
-        survey: &Survey,
-    ) -> Result<(), ControlError> {
-        let Some(record) = self.record.lock().buffer(name).cloned() else { return Ok(()) };
-        match record.state {
-            RecordState::Creating | RecordState::Destroying => {
-                self.take_apart(&record)?;
-                tracing::info!(buffer = %name, state = ?record.state, "cleared");
-                Ok(())
-            }
-            RecordState::Ready => self.level(&record, survey),
-        }
-    }
-
-    /// Parts that an extension has not reached are grown. What cannot be told now waits for the
-    /// announcement of its server.
-    fn level(&self, record: &BufferRecord, survey: &Survey) -> Result<(), ControlError> {
-        let told = record
-            .servers
-            .iter()
-            .filter_map(|&server| part_in(survey, server, &record.uuid))
-            .filter(|(_, part)| part.fault.is_none());
-        let mut behind = false;
-        let mut count = 0;
-        for (_, part) in told {
-            count += 1;
-            behind |= part.capacity_bytes < record.part_bytes;
-        }
-        if !behind || count < record.servers.len() {
-            return Ok(());
-        }
-        self.grow_parts(record).or_else(|error| {
-            tracing::warn!(buffer = %record.name(), "it keeps its capacity: {error}");
-            Ok(())
-        })
-    }
-
-    /// Lost servers of which no buffer has a part are forgotten.
-    pub(super) fn drop_lost(&self) {
-        let mut kept = self.record.lock();
-        let used = |id| kept.buffers.iter().any(|buffer| buffer.servers.contains(&id));
-        let gone: Vec<ServerId> =
-            kept.servers.iter().filter(|s| s.lost && !used(s.id)).map(|s| s.id).collect();
-        if gone.is_empty() {
-            return;
-        }
-        let dropped = self.record.commit_freeing(&mut kept, |file| {
-            file.servers.retain(|server| !gone.contains(&server.id));
-        });
-        match dropped {
-            Ok(()) => {
-                tracing::info!(?gone, "lost servers of which no buffer has a part any more");
-                self.round.servers_changed();
-            }
-            Err(error) => tracing::warn!("lost servers stay on record: {error}"),
-        }
-    }
-}
-
-fn rounds(ledger: &Weak<Ledger>) {
-    let mut pause = PAUSE;
-    let mut next = Some(Duration::ZERO);
-    loop {
-        let Some(ledger) = ledger.upgrade() else { return };
-        if !ledger.round.wait(next) {
-            return;
-        }
-        next = match ledger.round() {
-            true => {
-                pause = PAUSE;
-                None
-            }
-            false => {
-                let now = pause;
-                pause = (pause * 2).min(PAUSE_LONGEST);
-                Some(now)
-            }
-        };
     }
 }

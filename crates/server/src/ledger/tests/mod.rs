@@ -112,7 +112,7 @@ fn list(ledger: &Ledger, who: &Identity) -> Vec<String> {
 }
 
 fn reserved(ledger: &Ledger) -> u64 {
-    ledger.pool().servers[0].reserved_bytes
+    ledger.servers.status(GRANULARITY_BYTES).servers[0].reserved_bytes
 }
 
 #[track_caller]

@@ -112,7 +112,7 @@ pub(super) fn ping(node: &Node, text: &str, to: u16) -> Result<Reply, forebay_pr
     let served = node.ledger.buffer(&name(text)).expect("no part here");
     let uuid = u128::from_str_radix(&served.uuid, 16).unwrap();
     let mine = served.server.namespace().shard();
-    let (links, places) = (Arc::clone(&node.ledger.links), Arc::clone(&served.places));
+    let (links, places) = (Arc::clone(node.ledger.servers.links()), Arc::clone(&served.places));
     let peers = BufferPeers::new(links, places, mine, uuid);
     let question = Question::Names { buffer: uuid, from: mine, question: NamesQuestion::Ping };
     peers.ask(ShardId(to), &question, &[], &mut Vec::new())
@@ -415,7 +415,7 @@ fn a_copy_of_a_servers_flash_does_not_take_its_place_while_it_runs() {
     let said = refused.to_string();
     assert!(said.contains("1.sock") && said.contains("copy"), "{said}");
     let known = |addresses: &[String]| {
-        let servers = leader.ledger.servers();
+        let servers = leader.ledger.servers.all();
         servers.iter().any(|server| server.id == id && server.addresses == addresses)
     };
     assert!(known(&[socket(dir.path(), 1).to_string()]), "the first one stays");

@@ -4,9 +4,11 @@
 use super::pool::{Node, eventually, flash_of, parts_on, ping, servers, socket, wide};
 use super::*;
 use crate::net::listen;
+use crate::places::KnownServer;
 use forebay_net::ServerAddress;
 use forebay_proto::Errno;
 use forebay_proto::net::ledger::PartState;
+use forebay_proto::net::pool::PoolQuestion;
 
 pub(super) fn take_over(node: &Node, without: &[ServerId]) -> Result<(), ControlError> {
     let request = LedgerRequest::TakeOver { without: without.to_vec() };
@@ -143,7 +145,7 @@ fn a_leader_that_any_server_hears_is_not_taken_over_from() {
     let (cut, listening) = quiet(dir.path(), 1, true);
     let nowhere = vec![ServerAddress::Unix(dir.path().join("nowhere.sock"))];
     let place = KnownServer { addresses: nowhere, ..KnownServer::default() };
-    cut.links.directory().set(old, place);
+    cut.servers.links().directory().set(old, place);
     let request = || LedgerRequest::TakeOver { without: Vec::new() };
     fails(ask(&cut, &root(), request()), libc::EBUSY, "hears the leader");
     assert!(!cut.record.is_leader());
@@ -192,9 +194,9 @@ fn an_old_leader_that_comes_back_is_refused_by_name_and_starts_over() {
         for question in [
             PoolQuestion::Facts,
             PoolQuestion::RemovePart { uuid: made.uuid.clone() },
-            PoolQuestion::Servers { servers: ledger.servers(), tell: false },
+            PoolQuestion::Servers { servers: ledger.servers.all(), tell: false },
         ] {
-            fails(ledger.ask(node.id(), &question), libc::ESTALE, &new.to_string());
+            fails(ledger.servers.ask(node.id(), &question), libc::ESTALE, &new.to_string());
         }
         assert!(node.ledger.buffer(&name("w")).is_some());
         assert_eq!(node.ledger.record.leader(), new);

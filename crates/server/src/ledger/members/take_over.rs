@@ -11,8 +11,9 @@
 //! told who keeps the pool, and nothing is done for it. The old leader then starts over as a
 //! new member (`members`). docs/internals/LEDGER.md.
 
-use super::adopt::{TAKEN_OVER, nameless, told_of};
-use super::{Identity, Ledger};
+use super::Members;
+use crate::ledger::Identity;
+use crate::ledger::adopt::{TAKEN_OVER, nameless, told_of};
 use forebay_failpoint::step;
 use forebay_proto::ServerId;
 use forebay_proto::control::ControlError;
@@ -26,9 +27,9 @@ fn refuse(why: &str, errno: i32, hint: &str) -> ControlError {
     ControlError::new(WHAT, None, why).errno(errno).hint(hint)
 }
 
-impl Ledger {
+impl Members {
     /// Makes this server the leader. Done already if it is that.
-    pub(super) fn take_over(
+    pub(in crate::ledger) fn take_over(
         &self,
         who: &Identity,
         without: &[ServerId],
@@ -38,7 +39,7 @@ impl Ledger {
             return Err(refuse("only who runs the servers may", libc::EPERM, hint));
         }
         let term = self.record.term();
-        if term.leader != self.server_id() {
+        if term.leader != self.record.server_id() {
             self.must_be_gone(term.leader)?;
             let servers = self.survivors(term.leader, without)?;
             self.keep_from_now(term, servers)?;
@@ -49,10 +50,10 @@ impl Ledger {
     }
 
     fn must_be_gone(&self, leader: ServerId) -> Result<(), ControlError> {
-        self.links.is_back(leader);
+        self.servers.links().is_back(leader);
         match self.ask(leader, &PoolQuestion::Facts) {
             Ok(_) => {
-                let why = format!("the leader, {}, answers", self.host_of(leader));
+                let why = format!("the leader, {}, answers", self.servers.host_of(leader));
                 Err(refuse(&why, libc::EBUSY, "end it first, if what it has is to be given up"))
             }
             // It follows another one by now, and so will this server.
@@ -69,8 +70,8 @@ impl Ledger {
         without: &[ServerId],
     ) -> Result<Vec<PoolServer>, ControlError> {
         let mut known: BTreeMap<ServerId, PoolServer> = BTreeMap::new();
-        note(&mut known, self.servers());
-        let mut asked = BTreeSet::from([self.server_id(), leader]);
+        note(&mut known, self.servers.all());
+        let mut asked = BTreeSet::from([self.record.server_id(), leader]);
         loop {
             let next: Vec<ServerId> = known
                 .values()
@@ -81,7 +82,7 @@ impl Ledger {
                 break;
             }
             for (id, heard) in self.ask_who_hears(&next) {
-                let (given_up, host) = (without.contains(&id), self.host_of(id));
+                let (given_up, host) = (without.contains(&id), self.servers.host_of(id));
                 match heard {
                     Ok(PoolReply::Heard { .. }) if given_up => {
                         let why = format!("server {host}, which is to be given up, answers");
@@ -95,7 +96,7 @@ impl Ledger {
                         self.note_new(&known, &servers);
                         note(&mut known, servers);
                     }
-                    Ok(_) => return Err(self.nonsense(id)),
+                    Ok(_) => return Err(self.servers.nonsense(id)),
                     Err(_) if given_up => {}
                     Err(error) => {
                         let why = format!("server {host} does not answer: {}", error.why);
@@ -115,7 +116,7 @@ impl Ledger {
                 "give identities as the servers' logs say them",
             ));
         }
-        known.remove(&self.server_id());
+        known.remove(&self.record.server_id());
         for id in without.iter().chain([&leader]) {
             known.entry(*id).or_insert_with(|| nameless(*id)).lost = true;
         }
@@ -125,7 +126,7 @@ impl Ledger {
     /// Where servers are that only others knew.
     fn note_new(&self, known: &BTreeMap<ServerId, PoolServer>, servers: &[PoolServer]) {
         for server in servers.iter().filter(|server| !known.contains_key(&server.id)) {
-            self.note_server(server);
+            self.servers.note(server);
         }
     }
 
@@ -135,7 +136,7 @@ impl Ledger {
     ) -> Vec<(ServerId, Result<PoolReply, ControlError>)> {
         std::thread::scope(|scope| {
             let ask = |id| {
-                self.links.is_back(id);
+                self.servers.links().is_back(id);
                 (id, self.ask(id, &PoolQuestion::Hears))
             };
             let asking: Vec<_> = servers.iter().map(|&id| scope.spawn(move || ask(id))).collect();
@@ -145,10 +146,10 @@ impl Ledger {
 
     /// To a server that is to take over.
     pub(super) fn hears(&self) -> PoolReply {
-        let (mine, leader) = (self.server_id(), self.record.leader());
-        self.links.is_back(leader);
+        let (mine, leader) = (self.record.server_id(), self.record.leader());
+        self.servers.links().is_back(leader);
         let answers = leader == mine || self.ask(leader, &PoolQuestion::Facts).is_ok();
-        let servers = self.servers().into_iter().filter(|server| server.id != mine).collect();
+        let servers = self.servers.all().into_iter().filter(|server| server.id != mine).collect();
         PoolReply::Heard { leader: answers, servers }
     }
 
@@ -174,13 +175,13 @@ impl Ledger {
         step("a server is the leader on record");
         tracing::warn!(old = %before.leader, epoch = before.epoch + 1, ?lost,
             "this server keeps the ledger of the pool from now on; what the lost ones had is lost");
-        self.note_servers();
+        self.servers.note_all();
         self.round.servers_changed();
         Ok(())
     }
 
     /// The leader that the pool has got since the one that asks, if that is a question of a leader.
-    pub(super) fn leader_since(&self, asked: &PoolAsked) -> Option<PoolServer> {
+    pub(in crate::ledger) fn leader_since(&self, asked: &PoolAsked) -> Option<PoolServer> {
         use PoolQuestion as Q;
         let of_leader = match &asked.question {
             Q::Servers { .. }
@@ -201,7 +202,7 @@ impl Ledger {
         }
         tracing::warn!(old = %asked.term.leader, leader = %mine.leader,
             "a leader that the pool has no more asks: it is told who keeps the pool");
-        let servers = self.servers();
+        let servers = self.servers.all();
         let found = servers.into_iter().find(|server| server.id == mine.leader);
         Some(found.unwrap_or_else(|| nameless(mine.leader)))
     }

@@ -1,10 +1,12 @@
 //! A larger capacity for a buffer in use: on record first, then each part at its server. What was
 //! killed half way is finished by the leader's next start, or by the same request again.
 
-use super::errors::{absent, no_space, of};
-use super::record::{BufferRecord, RecordState};
-use super::turn::Busy;
-use super::{Identity, Ledger, show};
+use super::Buffers;
+use crate::ledger::Identity;
+use crate::ledger::errors::{absent, no_space, of};
+use crate::ledger::record::{BufferRecord, RecordState};
+use crate::ledger::servers::{free_bytes, part_in};
+use crate::ledger::turn::Busy;
 use forebay_failpoint::step;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{BufferName, LedgerReply};
@@ -12,9 +14,9 @@ use forebay_proto::net::pool::{PoolQuestion, PoolReply};
 
 const WHAT: &str = "extend";
 
-impl Ledger {
+impl Buffers {
     /// Gives a buffer a larger capacity; nothing is done if it has that already.
-    pub(super) fn extend(
+    pub(in crate::ledger) fn extend(
         &self,
         who: &Identity,
         name: &BufferName,
@@ -41,22 +43,23 @@ impl Ledger {
             step("an extension is on the leader's record");
         }
         self.grow_parts(&record)?;
-        let survey = self.survey(record.servers.iter().copied());
+        let survey = self.servers.survey(record.servers.iter().copied());
         Ok(LedgerReply::Buffer(Box::new(self.shown(&record, &survey))))
     }
 
     /// All parts are served, and their servers have room for them to be so large.
     fn has_room(&self, record: &BufferRecord, wanted: u64) -> Result<(), ControlError> {
-        let survey = self.survey(record.servers.iter().copied());
+        let survey = self.servers.survey(record.servers.iter().copied());
         for (shard, server) in record.shards() {
-            let part = show::part_in(&survey, server, &record.uuid);
+            let part = part_in(&survey, server, &record.uuid);
             let Some((facts, part)) = part.filter(|(_, part)| part.fault.is_none()) else {
-                let why = format!("part {} on {} is not served", shard.0, self.host_of(server));
+                let why =
+                    format!("part {} on {} is not served", shard.0, self.servers.host_of(server));
                 return Err(of(WHAT, record.name(), &why, libc::EIO)
                     .hint("`forebay buffer status` tells why"));
             };
             let more = wanted.saturating_sub(part.capacity_bytes);
-            let free = show::free_bytes(facts);
+            let free = free_bytes(facts);
             if more > free {
                 return Err(no_space(WHAT, record.name(), more, free));
             }
@@ -75,7 +78,7 @@ impl Ledger {
             };
             match self.ask_about_part(WHAT, record, server, &question) {
                 Ok(PoolReply::Part(part)) => largest = largest.max(part.capacity_bytes),
-                Ok(_) => failed = Some(self.nonsense(server)),
+                Ok(_) => failed = Some(self.servers.nonsense(server)),
                 Err(error) => failed = Some(error),
             }
             if failed.is_some() {
@@ -83,9 +86,9 @@ impl Ledger {
             }
         }
         let Some(error) = failed else { return Ok(()) };
-        let survey = self.survey(record.servers.iter().copied());
+        let survey = self.servers.survey(record.servers.iter().copied());
         for (_, server) in record.shards() {
-            match show::part_in(&survey, server, &record.uuid) {
+            match part_in(&survey, server, &record.uuid) {
                 Some((_, part)) => largest = largest.max(part.capacity_bytes),
                 None => unknown = true,
             }

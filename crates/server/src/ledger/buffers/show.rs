@@ -1,34 +1,17 @@
-//! What the ledger tells: the pool, and buffers to those who may see them.
+//! What the ledger tells of buffers to those who may see them.
 
-use super::errors::absent;
-use super::record::{BufferRecord, RecordState};
-use super::{Identity, Ledger};
+use super::Buffers;
+use crate::ledger::Identity;
+use crate::ledger::errors::absent;
+use crate::ledger::record::{BufferRecord, RecordState};
+use crate::ledger::servers::{Survey, part_in};
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::ledger::{
-    BufferName, BufferPart, BufferState, LedgerReply, MountedClient, PartState, PoolStatus,
-    ServedBuffer as Shown, ServerStatus,
+    BufferName, BufferPart, BufferState, LedgerReply, MountedClient, PartState,
+    ServedBuffer as Shown,
 };
-use forebay_proto::net::pool::{PartFacts, ServerFacts};
+use forebay_proto::net::pool::PartFacts;
 use forebay_proto::{ServerId, ShardId};
-use std::collections::HashMap;
-
-/// What servers told of themselves just now; `None`: no answer.
-pub(super) type Survey = HashMap<ServerId, Option<ServerFacts>>;
-
-/// What a server has to give.
-pub(super) fn free_bytes(facts: &ServerFacts) -> u64 {
-    facts.capacity_bytes.saturating_sub(facts.reserved_bytes)
-}
-
-/// What a server told of its part of a buffer.
-pub(super) fn part_in<'a>(
-    survey: &'a Survey,
-    server: ServerId,
-    uuid: &str,
-) -> Option<(&'a ServerFacts, &'a PartFacts)> {
-    let facts = survey.get(&server)?.as_ref()?;
-    Some((facts, facts.parts.iter().find(|part| part.uuid == uuid)?))
-}
 
 /// A mount is attached at all parts: told once.
 pub(super) fn add_clients(all: &mut Vec<MountedClient>, more: &[MountedClient]) {
@@ -40,51 +23,29 @@ pub(super) fn add_clients(all: &mut Vec<MountedClient>, more: &[MountedClient]) 
     }
 }
 
-impl Ledger {
-    /// The servers and what they have.
-    pub(super) fn pool(&self) -> PoolStatus {
-        let survey = self.survey_all();
-        let leader = self.record.leader();
-        let tell = |server: forebay_proto::net::pool::PoolServer| {
-            let facts = survey.get(&server.id).and_then(Option::as_ref);
-            ServerStatus {
-                id: server.id.to_string(),
-                addresses: server.addresses,
-                host: server.host,
-                alive: facts.is_some(),
-                leader: server.id == leader,
-                lost: server.lost,
-                why: (facts.is_none() && !server.lost).then(|| self.told_silent(server.id)),
-                capacity_bytes: facts.map_or(server.capacity_bytes, |facts| facts.capacity_bytes),
-                reserved_bytes: facts.map_or(0, |facts| facts.reserved_bytes),
-            }
-        };
-        let servers = self.servers().into_iter().map(tell).collect();
-        PoolStatus { granularity_bytes: self.options.granularity_bytes, servers }
-    }
-
+impl Buffers {
     /// The buffers that are theirs; a superuser's are all.
-    pub(super) fn list(&self, who: &Identity) -> Vec<Shown> {
+    pub(in crate::ledger) fn list(&self, who: &Identity) -> Vec<Shown> {
         let mut records = self.record.lock().buffers.clone();
         records.retain(|r| who.owns(r.name(), r.owner_uid));
-        let survey = self.survey(records.iter().flat_map(|r| r.servers.iter().copied()));
+        let survey = self.servers.survey(records.iter().flat_map(|r| r.servers.iter().copied()));
         records.iter().map(|r| self.shown(r, &survey)).collect()
     }
 
     /// One buffer. Another user's is refused as everywhere: that its name is taken is no secret.
-    pub(super) fn status(
+    pub(in crate::ledger) fn status(
         &self,
         who: &Identity,
         name: &BufferName,
     ) -> Result<LedgerReply, ControlError> {
         let record = self.record.owned("show", who, name)?.ok_or_else(|| absent("find", name))?;
-        let survey = self.survey(record.servers.iter().copied());
+        let survey = self.servers.survey(record.servers.iter().copied());
         Ok(LedgerReply::Buffer(Box::new(self.shown(&record, &survey))))
     }
 
     /// A buffer on record as it is shown.
     pub(super) fn shown(&self, record: &BufferRecord, survey: &Survey) -> Shown {
-        let unsettled = self.state.lock().unsettled.get(record.name()).cloned();
+        let unsettled = self.unsettled.lock().get(record.name()).cloned();
         let kind = record.store_kind.or(record.spec.store_kind).unwrap_or(StoreKind::Directory);
         let mut shown = Shown {
             spec: record.spec.clone(),
@@ -152,14 +113,15 @@ impl Ledger {
                 (PartState::Faulty, Some("its server does not have it".to_string()))
             }
             (None, _) => {
-                let why = format!("its server does not answer: {}", self.told_silent(server));
+                let why =
+                    format!("its server does not answer: {}", self.servers.told_silent(server));
                 (PartState::Away, Some(why))
             }
         };
         BufferPart {
             shard,
             server,
-            host: self.host_of(server),
+            host: self.servers.host_of(server),
             state,
             why,
             capacity_bytes: facts.map_or(record.part_bytes, |facts| facts.capacity_bytes),

@@ -2,12 +2,15 @@
 //! the parts, then `ready` on record. Asked again with the same token and spec: the same buffer,
 //! also when the first attempt got half way.
 
-use super::cache_spec::checked_cache;
-use super::errors::of;
-use super::record::{BufferRecord, RecordState};
-use super::turn::Busy;
-use super::{Identity, Ledger, MAX_BUFFERS, MAX_BUFFERS_PER_USER, MAX_TOKEN_BYTES};
+use super::Buffers;
+use crate::ledger::cache_spec::checked_cache;
+use crate::ledger::errors::{no_space, of};
+use crate::ledger::record::{BufferRecord, RecordState};
+use crate::ledger::servers::free_bytes;
+use crate::ledger::turn::Busy;
+use crate::ledger::{Identity, MAX_BUFFERS, MAX_BUFFERS_PER_USER, MAX_TOKEN_BYTES};
 use forebay_failpoint::step;
+use forebay_policy::placement::choose_servers;
 use forebay_proto::ServerId;
 use forebay_proto::control::{ControlError, StoreKind};
 use forebay_proto::net::auth::Secret;
@@ -18,9 +21,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const WHAT: &str = "create";
 
-impl Ledger {
+impl Buffers {
     /// Makes a buffer that belongs to `who`.
-    pub(super) fn create(
+    pub(in crate::ledger) fn create(
         &self,
         who: &Identity,
         token: Token,
@@ -48,30 +51,13 @@ impl Ledger {
     /// After a take-over: a server that has not told yet what it has may have a buffer of this name.
     fn all_have_told(&self, name: &BufferName) -> Result<(), ControlError> {
         let Some(&untold) = self.record.lock().untold.first() else { return Ok(()) };
-        self.round_soon();
+        self.round.soon();
         let why = format!(
             "server {} has not told this new leader of the pool yet what it has",
-            self.host_of(untold)
+            self.servers.host_of(untold)
         );
         Err(of(WHAT, name, &why, libc::EAGAIN)
             .hint("try again; start that server, or give it up (`forebay pool forget`)"))
-    }
-
-    /// A capacity rounded up to the granularity.
-    pub(super) fn rounded(
-        &self,
-        what: &str,
-        name: &BufferName,
-        capacity_bytes: u64,
-    ) -> Result<u64, ControlError> {
-        let granularity_bytes = self.options.granularity_bytes;
-        match capacity_bytes.checked_next_multiple_of(granularity_bytes) {
-            Some(bytes) if bytes > 0 && i64::try_from(bytes).is_ok() => Ok(bytes),
-            _ => {
-                let why = format!("{capacity_bytes} bytes are no capacity");
-                Err(of(what, name, &why, libc::EINVAL))
-            }
-        }
     }
 
     /// The name is taken: by this same request, or by another.
@@ -93,6 +79,38 @@ impl Ledger {
             RecordState::Ready => Ok(self.created(found)),
             RecordState::Creating => self.make(found),
             RecordState::Destroying => refuse("it is being destroyed"),
+        }
+    }
+
+    /// The servers of the parts, those with the most room, in order, and the capacity of each part in bytes.
+    fn choose(&self, spec: &BufferSpec) -> Result<(Vec<ServerId>, u64), ControlError> {
+        let survey = self.servers.survey_all();
+        let free: Vec<(u64, ServerId)> = survey
+            .iter()
+            .filter_map(|(&server, facts)| Some((free_bytes(facts.as_ref()?), server)))
+            .collect();
+        let (wanted, there) = (usize::from(spec.servers), free.len());
+        let Some(free) = choose_servers(free, wanted) else {
+            let why = format!("{wanted} servers were asked for, the pool has {there}");
+            return Err(of(WHAT, &spec.name, &why, libc::EINVAL)
+                .hint("`forebay pool status` shows which servers answer"));
+        };
+        let count = free.len();
+        let part = spec.capacity_bytes.div_ceil(count.max(1) as u64);
+        let part_bytes = self.rounded(WHAT, &spec.name, part)?;
+        match free.last() {
+            Some(&(least, server)) if least < part_bytes => {
+                let mut error = no_space(WHAT, &spec.name, part_bytes, least);
+                if count > 1 {
+                    let host = self.servers.host_of(server);
+                    error.why = format!(
+                        "{} (that is server {host}; each of {count} servers has a part)",
+                        error.why
+                    );
+                }
+                Err(error)
+            }
+            _ => Ok((free.into_iter().map(|(_, server)| server).collect(), part_bytes)),
         }
     }
 
@@ -150,7 +168,7 @@ impl Ledger {
             Err(mut error) => {
                 if let Err(left) = self.take_apart(record) {
                     error.why = format!("{}; and it could not be cleared yet: {left}", error.why);
-                    self.round_soon();
+                    self.round.soon();
                 }
                 Err(error)
             }
@@ -163,7 +181,7 @@ impl Ledger {
             let question = PoolQuestion::MakePart(record.part(shard));
             match self.ask_about_part(WHAT, record, server, &question)? {
                 PoolReply::Part(facts) => kind = facts.store_kind,
-                _ => return Err(self.nonsense(server)),
+                _ => return Err(self.servers.nonsense(server)),
             }
             step("a buffer has a part");
         }
@@ -184,13 +202,13 @@ impl Ledger {
                 *buffer = ready.clone();
             }
         })?;
-        self.state.lock().unsettled.remove(record.name());
+        self.unsettled.lock().remove(record.name());
         step("a buffer is ready on record");
         Ok(ready)
     }
 
     fn created(&self, record: &BufferRecord) -> LedgerReply {
-        let survey = self.survey(record.servers.iter().copied());
+        let survey = self.servers.survey(record.servers.iter().copied());
         LedgerReply::Created {
             buffer: Box::new(self.shown(record, &survey)),
             secret: record.secret.0.clone(),

@@ -2,10 +2,13 @@
 //! servers (mounts ended, store removed), then off the record. From the first step on there is no
 //! way back: what could not be reached is removed when its server is back.
 
-use super::errors::of;
-use super::record::{BufferRecord, RecordState};
-use super::turn::Busy;
-use super::{Identity, Ledger, show};
+use super::Buffers;
+use super::show::add_clients;
+use crate::ledger::Identity;
+use crate::ledger::errors::of;
+use crate::ledger::record::{BufferRecord, RecordState};
+use crate::ledger::servers::part_in;
+use crate::ledger::turn::Busy;
 use forebay_failpoint::step;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, MountedClient};
@@ -15,9 +18,9 @@ const WHAT: &str = "destroy";
 /// Most mounts named in a message.
 const MAX_NAMED: usize = 10;
 
-impl Ledger {
+impl Buffers {
     /// Destroys a buffer. Of nothing: done. While it is mounted or staged: only with `force`.
-    pub(super) fn destroy(
+    pub(in crate::ledger) fn destroy(
         &self,
         who: &Identity,
         name: &BufferName,
@@ -42,10 +45,10 @@ impl Ledger {
         }
         step("a buffer is to be destroyed on record");
         if let Err(error) = self.take_apart(&record) {
-            self.round_soon();
+            self.round.soon();
             return Err(error.hint("the servers go on with it when they can"));
         }
-        self.drop_lost();
+        self.servers.drop_lost();
         tracing::info!(buffer = %name, "buffer destroyed");
         Ok(LedgerReply::Ok)
     }
@@ -67,24 +70,24 @@ impl Ledger {
         let name = record.name();
         let mut kept = self.record.lock();
         if let Err(error) = removed {
-            self.state.lock().unsettled.insert(name.clone(), error.to_string());
+            self.unsettled.lock().insert(name.clone(), error.to_string());
             return Err(error);
         }
         self.record.commit_freeing(&mut kept, |file| file.remove(name))?;
-        self.state.lock().unsettled.remove(name);
+        self.unsettled.lock().remove(name);
         Ok(())
     }
 
     /// A cache has nothing that its PFS does not have.
     fn must_be_drained(&self, record: &BufferRecord) -> Result<(), ControlError> {
-        let survey = self.survey(record.servers.iter().copied());
+        let survey = self.servers.survey(record.servers.iter().copied());
         let mut dirty = 0;
         for (_, server) in record.shards().filter(|(_, server)| !self.record.is_lost(*server)) {
-            match show::part_in(&survey, server, &record.uuid) {
+            match part_in(&survey, server, &record.uuid) {
                 Some((_, part)) => dirty += part.dirty_files,
                 None if survey.get(&server).is_some_and(Option::is_some) => {}
                 None => {
-                    let why = format!("server {} does not answer", self.host_of(server));
+                    let why = format!("server {} does not answer", self.servers.host_of(server));
                     return Err(of(WHAT, record.name(), &why, libc::EHOSTUNREACH).hint(
                         "it may have data that the PFS does not have; --discard-dirty loses it",
                     ));
@@ -104,13 +107,13 @@ impl Ledger {
 
     fn must_be_idle(&self, record: &BufferRecord) -> Result<(), ControlError> {
         let name = record.name();
-        let survey = self.survey(record.servers.iter().copied());
+        let survey = self.servers.survey(record.servers.iter().copied());
         let mut clients: Vec<MountedClient> = Vec::new();
         let mut plans = 0;
         for (_, server) in record.shards() {
-            match show::part_in(&survey, server, &record.uuid) {
+            match part_in(&survey, server, &record.uuid) {
                 Some((_, PartFacts { fault: Some(fault), .. })) => {
-                    let host = self.host_of(server);
+                    let host = self.servers.host_of(server);
                     let why = format!(
                         "on server {host}: {fault}; whether it has files or unfinished plans is not known"
                     );
@@ -118,13 +121,13 @@ impl Ledger {
                         .hint("mend that first, or use --force: all that is in it is lost"));
                 }
                 Some((_, part)) => {
-                    show::add_clients(&mut clients, &part.clients);
+                    add_clients(&mut clients, &part.clients);
                     plans += part.plans;
                 }
                 None if self.record.is_lost(server)
                     || survey.get(&server).is_some_and(Option::is_some) => {}
                 None => {
-                    let why = format!("server {} does not answer", self.host_of(server));
+                    let why = format!("server {} does not answer", self.servers.host_of(server));
                     return Err(of(WHAT, name, &why, libc::EHOSTUNREACH).hint(
                         "it may be mounted there; with --force it is destroyed, on that server when it is back",
                     ));
