@@ -1,5 +1,5 @@
 //! Work in a child process. A store's database is read through a memory map without checksums: a damaged page can make the
-//! reader crash, and the child's death is then an outcome like any other. Called by `check` and `umount_kept`.
+//! reader crash, and the child's death is then an outcome like any other. Called by `check` and `umount_lost`.
 
 use forebay_proto::control::ControlError;
 use serde::Serialize;

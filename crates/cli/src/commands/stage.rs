@@ -9,7 +9,7 @@ use super::interrupted::{self, Caught};
 use super::looking::{Looking, Work};
 use super::stage_options::{begun, dry_run_line, kept_text, print_existing};
 use super::stager::Stager;
-use super::umount_live;
+use super::still_mounted::has_ended;
 use super::which_buffer;
 use crate::args::{StageCommand, StageCopyArgs, StagePlanArgs, StageRateArgs, StageStatusArgs};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
@@ -615,7 +615,7 @@ pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result
             }
             // A mount of another user's.
             Err(error) if matches!(error.errno, Some(libc::EPERM | libc::EACCES)) => {}
-            Err(error) if umount_live::has_ended(&error, &place) => {}
+            Err(error) if has_ended(&error, &place) => {}
             Err(error) => {
                 let text = format!("{}: not asked: {error}", place.mount_point.display());
                 eprintln!("forebay: {}", visible(&text));

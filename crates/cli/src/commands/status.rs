@@ -3,7 +3,7 @@
 use super::cached::Cached;
 use super::looking::{Looking, Work};
 use super::status_ending::{self, Said};
-use super::umount_live::has_ended;
+use super::still_mounted::has_ended;
 use crate::args::{ServerArgs, StatusArgs};
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};

@@ -5,7 +5,9 @@
 //! waited for, and results of failed ones, data of a cache that is not drained, and files of a buffer
 //! whose server is gone need an option that says so.
 
-use super::umount_live::{self, Lost};
+use super::still_mounted::is_mounted;
+use super::umount_live;
+use super::umount_lost::{self, Lost};
 use super::{cache, umount_ending, umount_kept};
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
@@ -81,7 +83,7 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> 
             };
         }
         Err(error) if error.errno == Some(libc::ENOTCONN) => {
-            if !umount_live::is_mounted(mount)? {
+            if !is_mounted(mount)? {
                 return umount_live::ended_meanwhile(mount, args, error);
             }
             lost_with_flash(mount, args)?;
@@ -117,9 +119,9 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> 
         return detach(&mount.mount_point).map(|()| Lost::default());
     }
     // Before the mount goes: what is refused leaves all as it is.
-    let lost = umount_kept::to_be_lost(dir, &mount.mount_point, args)?;
+    let lost = umount_lost::to_be_lost(dir, &mount.mount_point, args)?;
     detach(&mount.mount_point)?;
-    umount_kept::discard(dir, args)?;
+    umount_lost::discard(dir, args)?;
     lost.tell(&mount.mount_point, args.json);
     Ok(lost)
 }

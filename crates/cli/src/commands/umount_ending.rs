@@ -1,7 +1,8 @@
 //! `forebay umount` of a mount that was unmounted already and has not ended: a copy of it is in use in another mount
 //! namespace, and the command that unmounted it is gone. It is found by its store, and asked as a mount is.
 
-use super::umount_live::{self, Lost};
+use super::umount_live;
+use super::umount_lost::Lost;
 use crate::args::UmountArgs;
 use forebay_client::{Control, MountRef};
 use forebay_proto::control::ControlError;

@@ -5,16 +5,16 @@
 //! waited for after the unmount: Ctrl-C and --timeout leave it to end by itself then. What the user gives up is told by name.
 
 use super::stage::{self, View};
-use super::umount_kept;
+use super::still_mounted::is_mounted;
+use super::umount_lost::{Lost, end_at};
 use super::umount_who::Who;
 use crate::args::UmountArgs;
 use crate::failure::visible;
 use crate::state_dir;
-use forebay_client::{Control, MountRef, Unmounting, may_have_ended, mounts_at, server_process};
+use forebay_client::{Control, MountRef, Unmounting, may_have_ended, server_process};
 use forebay_proto::at_risk;
 use forebay_proto::control::{ControlError, PathBytes, PlanState, PlanStatus};
 use forebay_store::flash;
-use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,55 +25,6 @@ const SILENCE_MAX_S: f64 = 8.0;
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the answer of a server that is asked what would be lost.
 const LOOK_WAIT: Duration = Duration::from_secs(3);
-
-/// What went with a buffer because the user said so.
-#[derive(Debug, Default, Serialize)]
-pub struct Lost {
-    /// Files that were in it, where its server was dead or it was kept.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub files: Option<u64>,
-    /// Their bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<u64>,
-    /// What else was in it: directories, links, pipes, sockets and devices, without its root.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub other_entries: Option<u64>,
-    /// Plans that had not ended, or had failed.
-    pub plans: Vec<PlanStatus>,
-}
-
-impl Lost {
-    /// Nothing was lost.
-    pub fn is_nothing(&self) -> bool {
-        !self.has_entries() && self.plans.is_empty()
-    }
-
-    /// Something was in it.
-    fn has_entries(&self) -> bool {
-        self.files.unwrap_or(0) + self.other_entries.unwrap_or(0) > 0
-    }
-
-    /// The plans in words.
-    pub fn plans_text(&self) -> String {
-        at_risk::describe_all(&self.plans.iter().collect::<Vec<_>>())
-    }
-
-    /// Says it.
-    pub fn tell(&self, mount_point: &Path, json: bool) {
-        if json || self.is_nothing() {
-            return;
-        }
-        let point = mount_point.display();
-        if self.has_entries() {
-            let text = format!("{point}: destroyed with {}", self.entries_text());
-            eprintln!("forebay: {}", visible(&text));
-        }
-        if !self.plans.is_empty() {
-            let text = format!("{point}: given up: {}", self.plans_text());
-            eprintln!("forebay: {}", visible(&text));
-        }
-    }
-}
 
 /// When the time of a command that begins now is over; `None`: never.
 pub fn time_limit(args: &UmountArgs) -> Option<Instant> {
@@ -138,17 +89,6 @@ fn was_left(control: &Control, mount: &MountRef, error: &ControlError) -> bool {
         && server_process::stopped_server(&mount.store_dir).is_none()
 }
 
-/// Whether the mount is still there, as this process sees it.
-pub fn is_mounted(mount: &MountRef) -> Result<bool, ControlError> {
-    let there = mounts_at(|point| point == mount.mount_point)?;
-    Ok(there.iter().any(|at| at.store_dir == mount.store_dir))
-}
-
-/// Whether an error of who asked a mount's process says only that the mount has ended meanwhile: it is not there any more.
-pub fn has_ended(error: &ControlError, mount: &MountRef) -> bool {
-    may_have_ended(error) && matches!(is_mounted(mount), Ok(false))
-}
-
 /// Its process went without an answer, with this error. It ended just then, as asked for by another command or with its last
 /// copy, if the mount and what belonged to it are gone. One that was killed leaves the mount.
 pub fn ended_meanwhile(
@@ -170,7 +110,7 @@ pub fn ended_meanwhile(
         }
         (false, _) | (true, true) => Ok(Lost::default()),
         // It was kept, or its process was killed: what is in it goes as that of such a one.
-        (true, false) => umount_kept::end_at(dir, point, args),
+        (true, false) => end_at(dir, point, args),
     }
 }
 

@@ -4,7 +4,7 @@
 //! Plan numbers begin at 1 in every buffer, so a buffer is never guessed: other users' buffers
 //! and those without the plan are left out, and of what remains there must be one.
 
-use super::umount_live::has_ended;
+use super::still_mounted::has_ended;
 use crate::daemon::{PLANS_WAIT, asker_waits};
 use crate::failure::{Usage, visible};
 use forebay_client::{Control, MountRef, locate, mounts};

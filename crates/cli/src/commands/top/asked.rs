@@ -4,7 +4,7 @@
 //! Invariant: one who does not answer is named below the table and costs the others nothing; a mount that
 //! comes back is asked again at the next look. Called by [`super::run`].
 
-use super::super::umount_live::has_ended;
+use super::super::still_mounted::has_ended;
 use crate::args::TopArgs;
 use crate::daemon::{FIGURES_WAIT, asker_waits};
 use crate::servers::Server;
