@@ -7,7 +7,7 @@
 use super::cached::Cached;
 use super::looking::{Looking, Work};
 use super::paths::{absolute, must_not_hide};
-use super::stage::verified_text;
+use super::plan_text::verified_text;
 use crate::args::{
     CacheArgs, CachePathArgs, CacheRateArgs, CacheResolveArgs, CacheWaitArgs, ServerArgs,
     UmountArgs, WritesArg,

@@ -3,9 +3,9 @@
 //! A commit is a staging plan: `stage` has what follows one, and `forebay stage wait|cancel|rate`
 //! take its number too. The exit code is 0 only for a tree that is published.
 
+use super::plan_text::{error_text, line};
 use super::stage::{
-    catch_interrupt, duration_text, follow, in_mount, of_all_buffers, path_bytes, print_errors,
-    print_waited_for, progress_text, queued_text, verified_text,
+    catch_interrupt, follow, in_mount, of_all_buffers, path_bytes, print_errors, print_waited_for,
 };
 use super::stager::Stager;
 use crate::args::CommitArgs;
@@ -13,11 +13,10 @@ use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::servers::{BufferPath, ServedStaging};
 use anyhow::Context;
 use forebay_proto::PlanId;
-use forebay_proto::commit::{CommitPhase, CommitSpec, CommitStatus, PublishedBy};
+use forebay_proto::commit::CommitSpec;
 use forebay_proto::control::{
     Direction, PlanState, PlanStatus, StageKind, StageOptions, StageSpec,
 };
-use forebay_proto::size::format_bytes;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -91,7 +90,7 @@ fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
     match args.json {
         true => print_json(&one)?,
         false => {
-            println!("{}", visible(&super::stage::line(&one)));
+            println!("{}", visible(&line(&one)));
             print_waited_for(&one);
             print_errors(&one, &stager.flags());
         }
@@ -101,58 +100,11 @@ fn status(args: &CommitArgs, asked: Option<&OsStr>) -> Outcome {
 
 /// A commit in the list of all: what failed says why, as its first error has it.
 fn listed(status: &PlanStatus) -> String {
-    let line = super::stage::line(status);
+    let line = line(status);
     match (status.state, status.errors.first()) {
         (PlanState::Failed, Some(error)) => {
-            format!("{line}; why: {}", super::stage::error_text(error))
+            format!("{line}; why: {}", error_text(error))
         }
         _ => line,
     }
-}
-
-/// A commit on one line.
-pub fn line(status: &PlanStatus, commit: &CommitStatus) -> String {
-    let head = format!("commit {} {}", status.plan, status.action());
-    let text = match (status.state, commit.phase) {
-        (PlanState::Queued, _) => queued_text(status),
-        (PlanState::Running, CommitPhase::Copying) => progress_text(status),
-        (PlanState::Running, CommitPhase::Publishing) => "being published".to_string(),
-        (PlanState::Running, CommitPhase::Published) => {
-            "published; the old tree is being removed".to_string()
-        }
-        (PlanState::Running, _) => "being undone".to_string(),
-        (PlanState::Done, _) => published(status, commit),
-        (PlanState::Cancelled, _) => "cancelled; the PFS is as it was".to_string(),
-        (PlanState::Failed, CommitPhase::Publishing) => {
-            "failed: the PFS did not answer; whether it is published must be looked for there"
-                .into()
-        }
-        (PlanState::Failed, _) => "failed: not published".to_string(),
-    };
-    let mut text = format!("{head}: {text}");
-    if let Some(old) = &commit.old {
-        text.push_str(&format!("; the old tree is {old}"));
-    }
-    if let Some(left) = &commit.left {
-        text.push_str(&format!("; {left} could not be removed"));
-    }
-    text
-}
-
-fn published(status: &PlanStatus, commit: &CommitStatus) -> String {
-    let by = match commit.by {
-        Some(PublishedBy::Rename) => " by rename",
-        Some(PublishedBy::Exchange) => " by exchange",
-        Some(PublishedBy::Symlink) => " by symbolic link",
-        None => "",
-    };
-    let how = status.verified.map(|how| format!(", {}", verified_text(how))).unwrap_or_default();
-    format!(
-        "published{by}: {} {}, {} in {}{how}, version {}",
-        status.files_done,
-        if status.files_done == 1 { "file" } else { "files" },
-        format_bytes(status.bytes_done),
-        duration_text(status.elapsed_s),
-        commit.version,
-    )
 }

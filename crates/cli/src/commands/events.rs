@@ -199,7 +199,7 @@ fn line(event: &Event) -> String {
         add(format!("crc32c {crc:08x}"));
     }
     if let Some(how) = happened.verified {
-        add(super::stage::verified_text(how).into());
+        add(super::plan_text::verified_text(how).into());
     }
     if let Some(errno) = happened.errno {
         add(Errno(errno).to_string());

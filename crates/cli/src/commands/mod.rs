@@ -29,6 +29,7 @@ mod man;
 mod man_markdown;
 pub mod mount;
 mod paths;
+mod plan_text;
 mod pool;
 mod preload_library;
 mod publish;

@@ -7,7 +7,10 @@
 
 use super::interrupted::{self, Caught};
 use super::looking::{Looking, Work};
-use super::stage_options::{begun, dry_run_line, kept_text, print_existing};
+use super::plan_text::{
+    behind_text, error_text, line, part_line, progress_text, queued_text, waited_for,
+};
+use super::stage_options::{begun, print_existing};
 use super::stager::Stager;
 use super::still_mounted::has_ended;
 use super::which_buffer;
@@ -16,13 +19,11 @@ use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::servers::{BufferPath, ServedStaging};
 use anyhow::Context;
 use forebay_client::{Control, MountRef, locate, locate_source};
+use forebay_proto::PlanId;
 use forebay_proto::control::{
-    ControlError, Direction, FileError, PartState, PathBytes, PlanPart, PlanState, PlanStatus,
-    StageOptions, StageSpec, Verify,
+    ControlError, Direction, PathBytes, PlanState, PlanStatus, StageOptions, StageSpec,
 };
 use forebay_proto::net::ledger::BufferName;
-use forebay_proto::size::format_bytes;
-use forebay_proto::{Errno, PlanId};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::{HashMap, HashSet};
 use std::io::IsTerminal;
@@ -175,12 +176,6 @@ pub(super) fn print_waited_for(plan: &PlanStatus) {
     for part in waited_for(plan).filter(|part| part.why.is_some()) {
         println!("{}", visible(&part_line(part)));
     }
-}
-
-/// Of a plan that runs or is queued: what the servers do that it, or one before it, waits for.
-fn waited_for(plan: &PlanStatus) -> impl Iterator<Item = &PlanPart> {
-    let waits = plan.state == PlanState::Running || plan.is_queued();
-    plan.parts.iter().filter(move |part| waits && part.state == PartState::Waiting)
 }
 
 fn cancel(args: &StagePlanArgs) -> Outcome {
@@ -394,119 +389,6 @@ fn position(status: &PlanStatus) -> (u64, u64) {
     }
 }
 
-/// What stands beside the bar.
-pub(super) fn progress_text(status: &PlanStatus) -> String {
-    let more = if status.scanned { "" } else { "+" };
-    let mut text = format!(
-        "{} of {}{more}, {} of {}{more} files, {}/s",
-        format_bytes(status.bytes_done),
-        format_bytes(status.bytes_total),
-        status.files_done,
-        status.files_total,
-        format_bytes(status.rate_bytes_per_s as u64),
-    );
-    if let Some(eta_s) = status.eta_s {
-        text.push_str(&format!(", {} left", duration_text(eta_s)));
-    }
-    if status.files_failed > 0 {
-        text.push_str(&format!(", {} failed", status.files_failed));
-    }
-    if let Some(silent_s) = status.silent_s {
-        text.push_str(&format!(", the PFS has not answered for {silent_s:.0} s"));
-    }
-    text.push_str(&waiting_text(status));
-    text
-}
-
-/// The servers that a plan waits for, behind what else is said of it.
-fn waiting_text(status: &PlanStatus) -> String {
-    waited_for(status).map(|part| format!(", waiting for {}", part.server)).collect()
-}
-
-/// Of a plan that is queued: behind which plans, and which servers one of those waits for.
-pub(super) fn queued_text(status: &PlanStatus) -> String {
-    behind_text(status) + &waiting_text(status)
-}
-
-/// Of a plan that is queued: behind which plans.
-fn behind_text(status: &PlanStatus) -> String {
-    let numbers: Vec<String> = status.behind.iter().map(|plan| plan.to_string()).collect();
-    match &numbers[..] {
-        [] => "queued".to_string(),
-        [one] => format!("queued behind plan {one}"),
-        [others @ .., last] => format!("queued behind plans {} and {last}", others.join(", ")),
-    }
-}
-
-/// What one server does of a plan.
-fn part_line(part: &PlanPart) -> String {
-    let doing = match (part.state, &part.why) {
-        (PartState::Idle, _) => "",
-        (PartState::Copying, _) => ", copying",
-        (PartState::Waiting, None) => ", waiting",
-        (PartState::Failed, None) => ", failed",
-        (PartState::Waiting, Some(why)) => &format!(", waiting: {why}"),
-        (PartState::Failed, Some(why)) => &format!(", failed: {why}"),
-    };
-    let bytes = format_bytes(part.bytes_done);
-    format!("  {}: {} files, {bytes}{doing}", part.server, part.files_done)
-}
-
-/// Which plan, and from where to where it copies.
-pub(super) fn head(status: &PlanStatus) -> String {
-    format!("plan {} {}", status.plan, status.action())
-}
-
-/// A plan on one line.
-pub(super) fn line(status: &PlanStatus) -> String {
-    if let Some(commit) = &status.commit {
-        return super::commit::line(status, commit);
-    }
-    if let Some(found) = &status.dry_run {
-        return dry_run_line(status, found);
-    }
-    let head = head(status);
-    let moved = || {
-        let rate = status.bytes_done as f64 / status.elapsed_s.max(0.001);
-        let skipped = match status.files_skipped {
-            0 => String::new(),
-            count => format!(" ({count} from before)"),
-        };
-        format!(
-            "{} {}{skipped}, {} in {} ({}/s){}",
-            status.files_done,
-            if status.files_done == 1 { "file" } else { "files" },
-            format_bytes(status.bytes_done),
-            duration_text(status.elapsed_s),
-            format_bytes(rate as u64),
-            kept_text(status),
-        )
-    };
-    match status.state {
-        PlanState::Queued if status.is_deferred() => {
-            format!("{head}: waits for the end of the job")
-        }
-        PlanState::Queued => format!("{head}: {}", queued_text(status)),
-        PlanState::Running => format!("{head}: {}", progress_text(status)),
-        PlanState::Done => {
-            let how = status.verified.map(|how| format!(", {}", verified_text(how)));
-            format!("{head}: done: {}{}", moved(), how.unwrap_or_default())
-        }
-        PlanState::Failed => {
-            format!("{head}: failed: {} failed; {}", status.files_failed, moved())
-        }
-        PlanState::Cancelled => format!("{head}: cancelled: {}", moved()),
-    }
-}
-
-/// How what was copied was verified, in words.
-pub(super) fn verified_text(verified: Verify) -> &'static str {
-    match verified {
-        Verify::Cache => "verified: read back through the page cache",
-        Verify::Medium => "verified: read back from the medium, past the page cache",
-    }
-}
-
 pub(super) fn print_errors(status: &PlanStatus, flags: &str) {
     for error in status.errors.iter().take(ERRORS_SHOWN) {
         eprintln!("forebay: {}", visible(&error_text(error)));
@@ -519,34 +401,6 @@ pub(super) fn print_errors(status: &PlanStatus, flags: &str) {
             status.files_failed - shown,
             status.plan
         );
-    }
-}
-
-/// A file's error: path, what was done, why, with the name of the errno.
-pub(super) fn error_text(error: &FileError) -> String {
-    let name = Errno(error.errno).name();
-    let mut text = format!("{}: {}: {}", error.path, error.what, error.why);
-    if error.errno != 0 && !error.why.contains(&name) {
-        text.push_str(&format!(" ({name})"));
-    }
-    if error.attempts > 1 {
-        text.push_str(&format!(", after {} attempts", error.attempts));
-    }
-    if let Some(server) = &error.server {
-        text.push_str(&format!(", on {server}"));
-    }
-    text
-}
-
-/// `850 ms`, `2.3 s`, `4 min 10 s`, `3 h 5 min`.
-pub(super) fn duration_text(seconds: f64) -> String {
-    let whole = seconds as u64;
-    match whole {
-        0 => format!("{:.0} ms", seconds * 1_000.0),
-        1..=9 => format!("{seconds:.1} s"),
-        10..=119 => format!("{whole} s"),
-        120..=7_199 => format!("{} min {} s", whole / 60, whole % 60),
-        _ => format!("{} h {} min", whole / 3_600, whole / 60 % 60),
     }
 }
 
@@ -628,27 +482,7 @@ pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_error_names_path_reason_and_errno() {
-        let error = FileError {
-            path: PathBytes::new(b"/pfs/x"),
-            what: "open target".into(),
-            errno: libc::EISDIR,
-            why: "it is a directory".into(),
-            attempts: 3,
-            server: None,
-        };
-        assert_eq!(
-            error_text(&error),
-            "/pfs/x: open target: it is a directory (EISDIR), after 3 attempts"
-        );
-        let there = FileError { server: Some("node2:7070".into()), attempts: 1, ..error };
-        assert_eq!(
-            error_text(&there),
-            "/pfs/x: open target: it is a directory (EISDIR), on node2:7070"
-        );
-    }
+    use forebay_proto::control::{PartState, PlanPart};
 
     fn status(scanned: bool, bytes: (u64, u64), files: (u64, u64)) -> PlanStatus {
         serde_json::from_value(serde_json::json!({
@@ -749,25 +583,5 @@ mod tests {
         assert_eq!(view.newly_queued(&waits), None, "once");
         assert_eq!(view.newly_queued(&status(false, (0, 0), (0, 0))), None);
         assert!(view.queued.is_none(), "another time it is told again");
-    }
-
-    #[test]
-    fn parts_of_a_plan_say_who_is_waited_for() {
-        let part = PlanPart {
-            shard: 1,
-            server: "node2:7070".into(),
-            state: PartState::Waiting,
-            why: Some("it does not answer".into()),
-            files_done: 3,
-            bytes_done: 2048,
-        };
-        let text = part_line(&part);
-        assert_eq!(text, "  node2:7070: 3 files, 2.00 KiB, waiting: it does not answer");
-    }
-
-    #[test]
-    fn durations_read_well() {
-        let texts = [0.85, 2.34, 61.0, 250.0, 11_100.0].map(duration_text);
-        assert_eq!(texts, ["850 ms", "2.3 s", "61 s", "4 min 10 s", "3 h 5 min"]);
     }
 }

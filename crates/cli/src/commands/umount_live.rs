@@ -4,6 +4,7 @@
 //! Ctrl-C leaves the mount as it was. A mount with copies in other mount namespaces ends with the last of them, which is
 //! waited for after the unmount: Ctrl-C and --timeout leave it to end by itself then. What the user gives up is told by name.
 
+use super::plan_text::line;
 use super::stage::{self, View};
 use super::still_mounted::is_mounted;
 use super::umount_lost::{Lost, end_at};
@@ -222,7 +223,7 @@ fn wait(
             return Err(not_ended(mount, &last));
         }
         if !quiet {
-            eprintln!("forebay: {}", visible(&stage::line(&last)));
+            eprintln!("forebay: {}", visible(&line(&last)));
         }
         if last.state == PlanState::Failed {
             // The server says what is to be done about it.
