@@ -36,7 +36,7 @@ fn flag_of(address: &ServerAddress, args: &ServerArgs) -> String {
     match &args.secret_file {
         None => format!("--server {address}"),
         Some(file) => {
-            let file = forebay_jobs::run::report::shell_word(file);
+            let file = forebay_jobs::run::words::shell_word(file);
             format!("--server {address} --secret-file {file}")
         }
     }

@@ -219,7 +219,7 @@ impl Stager {
     pub fn flags(&self) -> String {
         match self {
             Stager::Mounted(mount) => {
-                let point = forebay_jobs::run::report::shell_word(&mount.1.mount_point);
+                let point = forebay_jobs::run::words::shell_word(&mount.1.mount_point);
                 format!("--buffer {point}")
             }
             Stager::Served(served) => served.flags(),

@@ -12,7 +12,7 @@ use super::trace_unrecorded::{Counting, Listener, Unrecorded};
 use crate::args::TraceArgs;
 use crate::failure::{EXIT_FAILED, Outcome, Usage, visible};
 use anyhow::{Context, bail};
-use forebay_jobs::run::report::shell_word;
+use forebay_jobs::run::words::shell_word;
 use forebay_proto::size::format_bytes;
 use forebay_trace_format::layout::{self, lost};
 use forebay_trace_format::{Process, TraceError};

@@ -8,7 +8,7 @@ use super::still_mounted::has_ended;
 use crate::daemon::{PLANS_WAIT, asker_waits};
 use crate::failure::{Usage, visible};
 use forebay_client::{Control, MountRef, locate, mounts};
-use forebay_jobs::run::report::shell_word;
+use forebay_jobs::run::words::shell_word;
 use forebay_proto::PlanId;
 use forebay_proto::control::ControlError;
 use std::path::Path;

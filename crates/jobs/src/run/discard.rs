@@ -8,9 +8,10 @@
 use super::console::Console;
 use super::left::{self, Files};
 use super::record::{JobRecord, ProcessRef};
-use super::report::{EXIT_TEARDOWN, shell_word};
+use super::report::EXIT_TEARDOWN;
 use super::signals::Signals;
 use super::step::Step;
+use super::words::shell_word;
 use super::{Program, RunError, drain, mount, served};
 use forebay_proto::net::ledger::BufferState;
 use forebay_proto::size::format_bytes;

@@ -16,6 +16,7 @@ pub mod process;
 pub mod record;
 pub mod report;
 pub mod served;
+mod served_job;
 pub mod signals;
 pub mod staging;
 pub mod step;
@@ -30,8 +31,10 @@ use forebay_client::Control;
 use forebay_proto::control::{ControlError, Direction, Verify};
 use forebay_proto::size::format_bytes;
 use process::Script;
-use record::{JobRecord, ProcessRef, RECORD_FORMAT, RECORD_NAME, ScriptExit, as_bytes, as_path};
-use report::{Held, Outcome};
+use record::{
+    JobRecord, Outcome, ProcessRef, RECORD_FORMAT, RECORD_NAME, ScriptExit, as_bytes, as_path,
+};
+use report::Held;
 use rustix::process::Signal;
 use serde::Serialize;
 use served::Servers;

@@ -7,6 +7,7 @@
 use super::record::{JobRecord, RECORD_NAME, as_path, jobs_dir};
 use super::signals::{Signals, with_clear_mask};
 use super::waiting::Waiting;
+use super::words::reason;
 use crate::record_file;
 use forebay_client::Control;
 use forebay_proto::control::Verify;
@@ -34,9 +35,6 @@ const OTHERS_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time between two looks at a command; its end wakes us earlier.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// Longest message of a command that is shown, in bytes from its end.
-const MAX_MESSAGE_BYTES: usize = 4_096;
 
 /// True if a buffer is mounted at `path`, be its server alive or not. The kernel's table tells: a
 /// mount whose server is away answers late, and one without a buffer with errors of any kind.
@@ -308,22 +306,6 @@ fn errno_in(told: &Path) -> Option<i32> {
     let text = fs::read(told).ok()?;
     let value: serde_json::Value = serde_json::from_slice(&text).ok()?;
     i32::try_from(value["error"]["errno"].as_i64()?).ok()
-}
-
-/// What a command said last, into the file `said`.
-pub(super) fn reason(said: &Path) -> Option<String> {
-    last_words(&fs::read(said).ok()?, MAX_MESSAGE_BYTES)
-}
-
-/// The end of what a `forebay` command printed, at most `most_bytes` of it: its lines as one, without the command's own name
-/// before them. `None` if it said nothing.
-pub fn last_words(said: &[u8], most_bytes: usize) -> Option<String> {
-    let text = String::from_utf8_lossy(&said[said.len().saturating_sub(most_bytes)..]);
-    let lines = text.lines().map(|line| line.trim().trim_start_matches("forebay: "));
-    let mut lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-    // A server that fails to start says so, and the command that started it repeats it.
-    lines.dedup();
-    (!lines.is_empty()).then(|| lines.join("; "))
 }
 
 /// Makes a directory, and a link to it.

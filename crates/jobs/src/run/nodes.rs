@@ -6,10 +6,8 @@
 //! with a time limit: one that does not answer is named and left, and holds up nobody. Called by
 //! [`super::served`].
 
-use super::mount::reason;
-use super::report::shell_word;
 use super::signals::{Signals, with_clear_mask};
-use super::words::words;
+use super::words::{reason, shell_word, words};
 use crate::record_file;
 use crate::request::FileLimits;
 use rustix::process::Signal;
@@ -21,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// In the job's directory: what leads to the node's own part of a buffer with both access modes.
+pub const OWN_LINK: &str = "private";
 /// How a shell on another node is started, unless the user says otherwise.
 pub const DEFAULT_LAUNCH: &str = "ssh -o BatchMode=yes {host}";
 /// What stands for the node in a launch command.
@@ -120,7 +120,7 @@ impl Place<'_> {
         for (name, path) in names {
             text += &format!("{name}={}\n", shell_word(path));
         }
-        text + &HEAD.replace("OWN_LINK", super::served::OWN_LINK)
+        text + &HEAD.replace("OWN_LINK", OWN_LINK)
     }
 
     /// Mounts `buffer`. With `secret`, the text of a secret file, that is shown to the server.
@@ -161,7 +161,7 @@ impl Place<'_> {
                  own=\"$mnt\"/{}/$(uname -n)\nmkdir -p -- \"$own\" || exit 1\n\
                  ln -sfn -- \"$own\" \"$dir/{}\" || exit 1\n",
                 shell_word(Path::new(own_of)),
-                super::served::OWN_LINK,
+                OWN_LINK,
             );
         }
         text + &format!("printf '\\n{NAME_MARK}%s\\n' \"$(uname -n)\"\n")

@@ -5,8 +5,8 @@
 //! point: it lives as long as the buffer's flash. Invariants: a step is recorded before it
 //! begins; the file is always a whole record (written beside, fsynced, renamed).
 
-use super::report::Outcome;
-use super::served::{self, ServedJob};
+use super::nodes::OWN_LINK;
+use super::served_job::ServedJob;
 use super::step::{Step, StepSummary};
 use crate::record_file;
 use crate::request::{AccessMode, JobRequest};
@@ -140,6 +140,23 @@ pub struct JobRecord {
     pub plans: Vec<StartedPlan>,
 }
 
+/// How a job ended. A script may end with any exit code, those of the runner included: this tells
+/// them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// All steps were done: the exit code is the script's.
+    Done,
+    /// The script was not started.
+    NotStarted,
+    /// Results are missing on the PFS; the buffer is kept.
+    ResultsMissing,
+    /// Results are on the PFS; the buffer could not be removed, or not unmounted on all nodes.
+    NotRemoved,
+    /// All steps were done; the script's exit code is not known.
+    ExitUnknown,
+}
+
 impl JobRecord {
     /// Mount point.
     pub fn mount_point(&self) -> &Path {
@@ -158,9 +175,7 @@ impl JobRecord {
         match root {
             "" => self.mount_point().to_path_buf(),
             // The same path on all nodes leads to each node's own directory.
-            _ if mode == AccessMode::Private && served::has_own_link(self) => {
-                dir.join(served::OWN_LINK)
-            }
+            _ if mode == AccessMode::Private && has_own_link(self) => dir.join(OWN_LINK),
             root => self.mount_point().join(root),
         }
     }
@@ -207,6 +222,18 @@ impl JobRecord {
     pub fn save(&self, dir: &Path) -> io::Result<()> {
         record_file::replace(&dir.join(RECORD_NAME), &dir.join(NEW_RECORD_NAME), self)
     }
+}
+
+/// True if a mode's namespace is one for each node, so that a path in it has the node's name
+/// before it where the server sees it.
+pub fn is_per_node(record: &JobRecord, mode: AccessMode) -> bool {
+    let several = record.served.as_ref().is_some_and(|job| !job.nodes.is_empty());
+    several && mode == AccessMode::Private
+}
+
+/// True if nodes have their own part of one buffer by a directory and a link: with both modes.
+pub fn has_own_link(record: &JobRecord) -> bool {
+    is_per_node(record, AccessMode::Private) && record.request.access_modes.len() > 1
 }
 
 /// Bytes as a path.

@@ -1,14 +1,14 @@
 //! The end of a run in words: the table of steps, and what to do with a buffer that was kept.
 
-use super::record::{JobRecord, RECORD_NAME, ScriptExit, as_path};
+use super::record::{JobRecord, Outcome, RECORD_NAME, ScriptExit, as_path};
 use super::signals::signal_name;
 use super::staging::{StageFailure, path_in_mount};
 use super::step::{Ended, Step, StepSummary};
+use super::words::shell_word;
 use crate::problem::printable_bytes;
 use forebay_proto::control::{PathBytes, StageKind};
 use forebay_proto::size::format_bytes;
 use rustix::process::Signal;
-use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// The job could not start: refused, no buffer, or stage-in failed.
@@ -19,23 +19,6 @@ pub const EXIT_STAGE_OUT: u8 = 121;
 pub const EXIT_TEARDOWN: u8 = 122;
 /// Results are on the PFS; how the script ended is not known, its runner having been killed.
 pub const EXIT_UNKNOWN: u8 = 123;
-
-/// How a job ended. A script may end with any exit code, those of the runner included: this tells
-/// them apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Outcome {
-    /// All steps were done: the exit code is the script's.
-    Done,
-    /// The script was not started.
-    NotStarted,
-    /// Results are missing on the PFS; the buffer is kept.
-    ResultsMissing,
-    /// Results are on the PFS; the buffer could not be removed, or not unmounted on all nodes.
-    NotRemoved,
-    /// All steps were done; the script's exit code is not known.
-    ExitUnknown,
-}
 
 impl Outcome {
     /// That of a job which has taken its last step.
@@ -149,16 +132,6 @@ fn row(summary: &StepSummary, exit: Option<ScriptExit>) -> [String; 7] {
         of(format!("{}/s", format_bytes(rate as u64))),
         detail,
     ]
-}
-
-/// A path as a shell takes it.
-pub fn shell_word(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:=@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text;
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 fn quoted_bytes(path: &PathBytes) -> String {

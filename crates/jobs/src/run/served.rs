@@ -8,7 +8,7 @@
 //! ([`Servers`]), which knows where secrets are.
 
 use super::nodes::{Launcher, Node, NodeFailure, Place, name_in};
-use super::record::JobRecord;
+use super::record::{JobRecord, has_own_link, is_per_node};
 use super::signals::Signals;
 use crate::request::{AccessMode, StageRequest};
 use forebay_proto::PlanId;
@@ -16,11 +16,10 @@ use forebay_proto::control::{
     ControlError, Direction, PathBytes, PlanStatus, StageKind, StageSpec,
 };
 use forebay_proto::net::ledger::{BufferName, ServedBuffer, Token};
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// In the job's directory: what leads to the node's own part of a buffer with both access modes.
-pub const OWN_LINK: &str = "private";
+pub use super::served_job::ServedJob;
+
 /// Characters of the token in a buffer's name: jobs of several nodes can begin in the same second,
 /// by processes of the same number.
 const UNIQUE_CHARS: usize = 8;
@@ -29,41 +28,6 @@ const UNIQUE_CHARS: usize = 8;
 pub fn not_all_tell(buffer: &ServedBuffer) -> String {
     let why = buffer.why.as_deref().unwrap_or("a server of it does not answer");
     format!("not all of its servers tell: {why}")
-}
-
-/// What a job has at servers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ServedJob {
-    /// Server that is asked, as the user named it.
-    pub server: String,
-    /// Secret to show it, if the user named one.
-    pub secret_file: Option<PathBytes>,
-    /// The job's buffer.
-    pub buffer: BufferName,
-    /// Makes the reservation one, however often it is asked for.
-    pub token: String,
-    /// Servers to spread the buffer over; 0 = all.
-    pub servers: u16,
-    /// Name of the node that runs the script.
-    pub here: String,
-    /// The other nodes.
-    pub nodes: Vec<Node>,
-    /// How a shell is started on them.
-    pub launch: String,
-}
-
-impl ServedJob {
-    /// Names of all nodes that are known, this one first.
-    pub fn node_names(&self) -> Vec<&str> {
-        let others = self.nodes.iter().filter_map(|node| node.name.as_deref());
-        std::iter::once(self.here.as_str()).chain(others).collect()
-    }
-
-    /// As what the user has to name the nodes to a launcher, this one first.
-    pub fn hosts(&self) -> String {
-        let others = self.nodes.iter().map(|node| node.host.as_str());
-        std::iter::once(self.here.as_str()).chain(others).collect::<Vec<_>>().join(",")
-    }
 }
 
 /// Servers, as the job needs them.
@@ -146,18 +110,6 @@ pub fn is_away(error: &ControlError) -> bool {
         libc::ENOTCONN,
     ];
     error.errno.is_some_and(|errno| AWAY.contains(&errno))
-}
-
-/// True if a mode's namespace is one for each node, so that a path in it has the node's name
-/// before it where the server sees it.
-pub fn is_per_node(record: &JobRecord, mode: AccessMode) -> bool {
-    let several = record.served.as_ref().is_some_and(|job| !job.nodes.is_empty());
-    several && mode == AccessMode::Private
-}
-
-/// True if nodes have their own part of one buffer by a directory and a link: with both modes.
-pub fn has_own_link(record: &JobRecord) -> bool {
-    is_per_node(record, AccessMode::Private) && record.request.access_modes.len() > 1
 }
 
 /// One copy of a stage line.

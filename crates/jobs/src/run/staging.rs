@@ -10,7 +10,7 @@ use super::Program;
 use super::console::Console;
 use super::left::{self, Files};
 use super::mount;
-use super::record::{JobRecord, StartedPlan, as_bytes, as_path};
+use super::record::{JobRecord, StartedPlan, as_bytes, as_path, is_per_node};
 use super::served::{self, Copy, Plans};
 use super::signals::{Signals, signal_name};
 use super::step::{Ended, Step, StepSummary};
@@ -265,7 +265,7 @@ impl Stager<'_> {
         let path = path_in_mount(record, self.dir, stage);
         record.script_failed()
             && !stage.tolerate_errors
-            && !served::is_per_node(record, stage.mode)
+            && !is_per_node(record, stage.mode)
             && fs::symlink_metadata(path)
                 .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
             // Without a mount there is nothing at all at that path.
@@ -356,7 +356,7 @@ impl Stager<'_> {
         let parent = path.parent().unwrap_or(record.mount_point());
         fs::create_dir_all(parent)
             .map_err(|error| format!("make {}: {error}", parent.display()))?;
-        match served::is_per_node(record, stage.mode) {
+        match is_per_node(record, stage.mode) {
             true => served::make_on_nodes(self.program, record, self.dir, self.signals, parent),
             false => Ok(()),
         }
@@ -474,7 +474,7 @@ fn found_nothing(end: &LineEnd) -> bool {
 
 /// Makes the directory that results of several nodes go into, each into one of its own.
 fn make_destinations(record: &JobRecord, stage: &StageRequest) -> Result<(), String> {
-    if !served::is_per_node(record, stage.mode) {
+    if !is_per_node(record, stage.mode) {
         return Ok(());
     }
     let path = as_path(&stage.pfs_path);
@@ -502,7 +502,7 @@ fn buffer_path(
 ) -> Result<PathBytes, ControlError> {
     let path = path_in_mount(record, dir, stage);
     // Links on other nodes cannot be seen from here.
-    let is_link = !served::is_per_node(record, stage.mode)
+    let is_link = !is_per_node(record, stage.mode)
         && fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_symlink());
     match direction {
         Direction::Out if is_link => Ok(as_bytes(&locate_source(&path)?.path_in_buffer)),

@@ -1,6 +1,10 @@
-//! How a command that a user gave as one text is cut into words: as a shell does it, without what a
+//! Words of commands: how paths stand in them, what they said last, and how a command that a user gave as one text is cut into
+//! words: as a shell does it, without what a
 //! shell would put in. Blanks end a word; '...' and "..." hold one together; \ takes the next character as
 //! it is (in "..." only \" and \\). Used for `--launch`, by [`super::nodes`] and by the command line.
+
+use std::fs;
+use std::path::Path;
 
 /// The words of a command; an error for a quote that does not end.
 pub fn words(text: &str) -> Result<Vec<String>, String> {
@@ -34,6 +38,35 @@ pub fn words(text: &str) -> Result<Vec<String>, String> {
             Ok(all)
         }
     }
+}
+
+/// Longest message of a command that is shown, in bytes from its end.
+const MAX_MESSAGE_BYTES: usize = 4_096;
+
+/// A path as a shell takes it.
+pub fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+,:=@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// What a command said last, into the file `said`.
+pub(super) fn reason(said: &Path) -> Option<String> {
+    last_words(&fs::read(said).ok()?, MAX_MESSAGE_BYTES)
+}
+
+/// The end of what a `forebay` command printed, at most `most_bytes` of it: its lines as one, without the command's own name
+/// before them. `None` if it said nothing.
+pub fn last_words(said: &[u8], most_bytes: usize) -> Option<String> {
+    let text = String::from_utf8_lossy(&said[said.len().saturating_sub(most_bytes)..]);
+    let lines = text.lines().map(|line| line.trim().trim_start_matches("forebay: "));
+    let mut lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    // A server that fails to start says so, and the command that started it repeats it.
+    lines.dedup();
+    (!lines.is_empty()).then(|| lines.join("; "))
 }
 
 #[cfg(test)]
