@@ -5,9 +5,9 @@
 //! late is late alone: the distance before its end is longer and the one after it shorter, by as much.
 //!
 //! Invariants: memory is bounded by [`ENDS_MAX`]; the trace is read once more only if a file has writers that wait at all.
-//! Caller: `gather`; `findings` says what was seen.
+//! Caller: `assemble`; `findings` says what was seen.
 
-use crate::gather::{Gathered, OTHER_FILES};
+use crate::gather::{Gathered, InTurn, OTHER_FILES};
 use crate::load::Trace;
 use foldhash::HashMap;
 use forebay_trace_format::Class;
@@ -26,17 +26,6 @@ const EVEN_SHARE: f64 = 0.75;
 const CORRELATION_MIN: f64 = -0.25;
 /// Distances above so many medians count as that: a pause is no service.
 const LONGEST: f64 = 4.0;
-
-/// Writes to one file that end one after the other.
-#[derive(Debug, Clone, Copy)]
-pub struct InTurn {
-    /// The file, by its place in [`Gathered::files`].
-    pub file: usize,
-    /// From one end to the next, the median, s.
-    pub apart_s: f64,
-    /// Share of the distances between half and twice of that.
-    pub even: f64,
-}
 
 /// The file that a rule on writers looks at: the one with most time in writes, of those that enough tasks write.
 pub fn candidate(all: &Gathered) -> Option<usize> {

@@ -3,23 +3,17 @@
 //! Invariant: memory is bounded by the number of kinds of calls, sizes, phases, tasks and files, not by
 //! the number of events.
 
-use crate::advice::advise;
-use crate::bursts::Bursts;
-use crate::convoy::{self, InTurn};
 use crate::lanes::Lanes;
 use crate::load::{Timed, Trace};
 use crate::timeline::Timeline;
-use crate::{
-    FileUse, Group, ModeSeen, Options, Progress, Rates, Report, Slowest, SplitGain, Totals,
-    buffers, findings,
-};
+use crate::{Options, Totals};
 use foldhash::{HashMap, HashSet, quality};
-use forebay_ensemble::{Correlation, Histogram, modes, slowest_sum, split};
+use forebay_ensemble::{Correlation, Histogram};
 use forebay_trace_format::{Class, Op};
 use std::hash::BuildHasher;
 
 /// Upper bounds of the classes of size, with their names.
-const SIZES: [(u64, &str); 8] = [
+pub const SIZES: [(u64, &str); 8] = [
     (512, "to 512 B"),
     (4 << 10, "to 4 KiB"),
     (32 << 10, "to 32 KiB"),
@@ -30,28 +24,18 @@ const SIZES: [(u64, &str); 8] = [
     (u64::MAX, "over 64 MiB"),
 ];
 /// The class of calls that have no size.
-const NO_SIZE: u8 = SIZES.len() as u8;
+pub const NO_SIZE: u8 = SIZES.len() as u8;
 /// Up to here a transfer is small.
 pub const SMALL_BYTES: u64 = 32 << 10;
 /// What transfers should begin and end at.
 pub const ALIGNMENT: u64 = 4096;
 /// Files that are kept apart; what is done to further ones is told of all together.
-const FILES_MAX: usize = 200_000;
+pub const FILES_MAX: usize = 200_000;
 /// Further files that are still counted, by a hash of 8 bytes for each.
-const COUNTED_MAX: usize = 4_000_000;
+pub const COUNTED_MAX: usize = 4_000_000;
 /// The name of the further ones.
 pub const OTHER_FILES: &str = "(other files)";
-/// Groups, files and modes that are reported.
-const GROUPS_SHOWN: usize = 40;
-const FILES_SHOWN: usize = 20;
-/// Tasks of which curves are drawn.
-const TASKS_SHOWN: usize = 256;
-/// Groups for which the cost of a simulation is paid.
-const SPLIT_SHOWN: usize = 6;
-/// A device that answers faster than this per byte, and at all, is memory.
-const MEMORY_BYTES_PER_S: f64 = 2e9;
-const MEMORY_S: f64 = 2e-5;
-const NS: f64 = 1e9;
+pub const NS: f64 = 1e9;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -150,13 +134,24 @@ pub struct Task {
     pub end_s: f64,
 }
 
+/// Writes to one file that end one after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct InTurn {
+    /// The file, by its place in [`Gathered::files`].
+    pub file: usize,
+    /// From one end to the next, the median, s.
+    pub apart_s: f64,
+    /// Share of the distances between half and twice of that.
+    pub even: f64,
+}
+
 /// All of it.
 pub struct Gathered {
     pub groups: HashMap<Key, Stats>,
     pub files: Vec<FileStats>,
     by_path: HashMap<String, usize>,
     /// Hashes of the paths of files that are not kept apart.
-    others: HashSet<u64>,
+    pub others: HashSet<u64>,
     hasher: quality::FixedState,
     pub lanes: Lanes,
     pub tasks: HashMap<u64, Task>,
@@ -169,9 +164,9 @@ pub struct Gathered {
     /// Writes that end one after the other.
     pub in_turn: Option<InTurn>,
     /// Calls in the trace, and those of them that do not count. Of the same reading as the sums: a trace that is watched grows meanwhile.
-    events: u64,
-    left_out: u64,
-    problems: Vec<String>,
+    pub events: u64,
+    pub left_out: u64,
+    pub problems: Vec<String>,
 }
 
 impl Gathered {
@@ -229,7 +224,6 @@ impl Gathered {
             all.events += events;
             all.left_out += left_out;
         }
-        all.in_turn = convoy::in_turn(trace, &all);
         all
     }
 
@@ -392,88 +386,6 @@ impl Gathered {
         groups.sort_by(|a, b| time(b.1).total_cmp(&time(a.1)).then(a.0.cmp(b.0)));
         groups
     }
-
-    pub fn report(mut self, trace: Trace, timeline: Timeline) -> Report {
-        let groups: Vec<Group> = self
-            .by_time()
-            .into_iter()
-            .take(GROUPS_SHOWN)
-            .enumerate()
-            .map(|(at, (key, stats))| group(*key, stats, at < SPLIT_SHOWN))
-            .collect();
-        let buffers = buffers::seen(&trace, &mut self.problems, (timeline.from_s, timeline.to_s));
-        let findings = findings::find(&self, &groups, &buffers);
-        let (killed, lost) = (killed(&trace), trace.lost());
-        let mut problems = trace.problems;
-        problems.append(&mut self.problems);
-        problems.extend(timeline.problems.iter().cloned());
-        if lost > 0 {
-            problems.push(format!(
-                "{lost} calls were not recorded: no room, or the limit of a process"
-            ));
-        }
-        let mut files: Vec<FileUse> = self
-            .files
-            .iter()
-            .map(|file| FileUse {
-                path: file.path.clone(),
-                calls: file.calls,
-                read_bytes: file.read_bytes,
-                written_bytes: file.written_bytes,
-                time_s: file.time_s,
-                processes: file.processes,
-            })
-            .collect();
-        files.sort_by(|a, b| b.time_s.total_cmp(&a.time_s).then(a.path.cmp(&b.path)));
-        let file_count = self.file_count();
-        let mut notes = trace.notes;
-        notes.extend(timeline.notes.iter().cloned());
-        if !self.others.is_empty() {
-            notes.push(format!(
-                "there are more than {FILES_MAX} files: the further ones are told of together, as one called {OTHER_FILES}"
-            ));
-        }
-        if self.others.len() == COUNTED_MAX {
-            problems.push(format!(
-                "there are more than {file_count} files: they were counted no further"
-            ));
-        }
-        files.truncate(FILES_SHOWN);
-        let span_s = (timeline.to_s - timeline.from_s).max(0.0);
-        let bursts = Bursts::of(timeline.steps(), timeline.step_s(), trace.hosts);
-        let advice = advise(&self, span_s, &bursts);
-        Report {
-            version: crate::REPORT_VERSION,
-            commands: trace.commands,
-            processes: trace.files.len() as u64,
-            killed,
-            hosts: trace.hosts,
-            tasks: self.tasks.len() as u64,
-            ranks: trace.ranks,
-            events: self.events,
-            left_out: self.left_out,
-            lost,
-            problems,
-            notes,
-            span_s,
-            totals: self.totals,
-            phases: timeline.phases(),
-            groups,
-            files,
-            file_count,
-            progress: timeline.progress(),
-            rates: rates(&self.tasks, timeline.data_span_s()),
-            period: timeline.period(),
-            findings,
-            bursts,
-            advice,
-            buffers,
-            intensity: timeline.intensity(),
-            tasks_done: tasks_done(&self.tasks),
-            task_rates: task_rates(&self.tasks),
-            lanes: self.lanes,
-        }
-    }
 }
 
 /// What is kept of one process while it is read.
@@ -535,170 +447,8 @@ impl FileStats {
     }
 }
 
-/// Processes that did not end by themselves, and did not go on as another program.
-fn killed(trace: &Trace) -> u64 {
-    let mut last: HashMap<(&str, u32), bool> = HashMap::default();
-    // The files are in the order of their begins.
-    for file in &trace.files {
-        let header = &file.header;
-        last.insert((&header.host, header.pid), header.ended_by_itself());
-    }
-    last.values().filter(|ended| !**ended).count() as u64
-}
-
-/// When how many tasks had moved their last byte.
-fn tasks_done(tasks: &HashMap<u64, Task>) -> Vec<Progress> {
-    let mut ends: Vec<f64> =
-        tasks.values().filter(|task| task.bytes > 0).map(|task| task.end_s).collect();
-    ends.sort_by(f64::total_cmp);
-    let count = ends.len();
-    sampled(&ends)
-        .map(|(at, end_s)| Progress { at_s: end_s, share: (at + 1) as f64 / count as f64 })
-        .collect()
-}
-
-/// Bytes per second in calls of each task, the slowest first.
-fn task_rates(tasks: &HashMap<u64, Task>) -> Vec<f64> {
-    let moved = tasks.values().filter(|task| task.data_s > 0.0 && task.bytes > 0);
-    let mut rates: Vec<f64> = moved.map(|task| task.bytes as f64 / task.data_s).collect();
-    rates.sort_by(f64::total_cmp);
-    sampled(&rates).map(|(_, rate)| rate).collect()
-}
-
-/// At most [`TASKS_SHOWN`] of sorted values, the first and the last among them, with their places.
-fn sampled(values: &[f64]) -> impl Iterator<Item = (usize, f64)> + '_ {
-    let shown = values.len().min(TASKS_SHOWN);
-    (0..shown).filter_map(move |number| {
-        let at = match shown {
-            0 | 1 => 0,
-            shown => number * (values.len() - 1) / (shown - 1),
-        };
-        values.get(at).map(|value| (at, *value))
-    })
-}
-
 fn size_class(bytes: u64) -> u8 {
     SIZES.iter().position(|(bound, _)| bytes <= *bound).unwrap_or(SIZES.len() - 1) as u8
-}
-
-fn rates(tasks: &HashMap<u64, Task>, span_s: f64) -> Option<Rates> {
-    let mut rates: Vec<(f64, u64)> = tasks
-        .iter()
-        .filter(|(_, task)| task.data_s > 0.0 && task.bytes > 0)
-        .map(|(number, task)| (task.bytes as f64 / task.data_s, *number))
-        .collect();
-    rates.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let bytes: f64 = tasks.values().map(|task| task.bytes as f64).sum();
-    let (first, last) = (rates.first()?, rates.last()?);
-    Some(Rates {
-        slowest_task: first.1,
-        min: first.0,
-        median: rates[rates.len() / 2].0,
-        max: last.0,
-        together: if span_s > 0.0 { bytes / span_s } else { 0.0 },
-    })
-}
-
-fn group(key: Key, stats: &Stats, simulate: bool) -> Group {
-    let of = &stats.durations;
-    let moments = &of.moments;
-    let tasks = stats.tasks.len() as u64;
-    let correlation = stats.correlation.value();
-    let slowest = slowest(stats);
-    let parts = [1, 2, 4, 8, 16];
-    let worth = simulate && tasks > 1 && key.size != NO_SIZE && of.count() >= 32;
-    let split = match worth {
-        true => split(of, tasks, correlation, &parts),
-        false => Vec::new(),
-    };
-    let now = split.first().map_or(1.0, |one| one.slowest);
-    Group {
-        call: key.op.name(),
-        size: SIZES.get(usize::from(key.size)).map_or("", |(_, name)| name),
-        phase: key.phase,
-        count: of.count(),
-        bytes: stats.bytes,
-        sum_s: moments.sum() / NS,
-        mean_s: moments.mean() / NS,
-        sd_s: moments.sd() / NS,
-        skewness: moments.skewness(),
-        min_s: moments.min / NS,
-        p50_s: of.quantile(0.5) / NS,
-        p99_s: of.quantile(0.99) / NS,
-        p999_s: of.quantile(0.999) / NS,
-        max_s: moments.max / NS,
-        modes: named_modes(key, stats),
-        histogram: of
-            .buckets()
-            .filter(|(_, _, count)| *count > 0)
-            .map(|(_, middle, count)| (middle / NS, count))
-            .collect(),
-        correlation,
-        slowest,
-        split: split
-            .iter()
-            .skip(1)
-            .map(|one| SplitGain { parts: one.parts, ratio: one.slowest / now.max(1e-9) })
-            .collect(),
-    }
-}
-
-/// The slowest task against the prediction from the distribution.
-fn slowest(stats: &Stats) -> Option<Slowest> {
-    let tasks = stats.tasks.len() as u64;
-    let worst = stats.tasks.iter().max_by(|a, b| a.1.1.total_cmp(&b.1.1).then(b.0.cmp(a.0)))?;
-    if tasks < 2 {
-        return None;
-    }
-    let calls = stats.durations.count() as f64 / tasks as f64;
-    let predicted = slowest_sum(&stats.durations, tasks, calls.round().max(1.0) as u64) / NS;
-    Some(Slowest { tasks, task: *worst.0, calls, measured_s: worst.1.1, predicted_s: predicted })
-}
-
-/// The peaks of a distribution, with what they can be.
-fn named_modes(key: Key, stats: &Stats) -> Vec<ModeSeen> {
-    let found = modes(&stats.durations);
-    let bytes = stats.bytes as f64 / stats.durations.count().max(1) as f64;
-    let memory = |value_s: f64| match key.size {
-        NO_SIZE => false,
-        _ => value_s < MEMORY_S || bytes / value_s > MEMORY_BYTES_PER_S,
-    };
-    // The one that harmonics are counted from: the fastest that is not memory and not rare.
-    let base = found
-        .iter()
-        .find(|mode| !memory(mode.value / NS) && mode.share >= 0.05)
-        .map(|mode| mode.value);
-    let main = found.iter().map(|mode| mode.share).fold(0.0, f64::max);
-    let meaning = |value: f64, share: f64| {
-        let times = base.map_or(0.0, |base| value / base);
-        let whole = times.round();
-        if memory(value / NS) {
-            "memory: page cache, or a buffer".into()
-        } else if (2.0..=8.0).contains(&whole)
-            && (times / whole - 1.0).abs() < 0.12
-            && share >= 0.02
-        {
-            format!("{whole} times the first: {whole} share what one had")
-        } else if share < 0.05 && times > 4.0 {
-            "rare stalls".to_string()
-        } else if times > 8.0 && key.op.class() == Class::Read {
-            "far slower: read-ahead does not help, or the medium instead of a cache".into()
-        } else if times > 8.0 {
-            "far slower: waits for a lock, a flush or the medium".into()
-        } else if share == main {
-            "the usual service".into()
-        } else {
-            "another class of service".into()
-        }
-    };
-    found
-        .iter()
-        .map(|mode| ModeSeen {
-            value_s: mode.value / NS,
-            share: mode.share,
-            meaning: meaning(mode.value, mode.share),
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -721,7 +471,7 @@ mod tests {
         let timeline = Timeline::of(&trace, Options::default());
         std::fs::write(&places[0], whole).unwrap();
         let gathered = Gathered::of(&trace, Options::default(), &timeline);
-        let seen = gathered.report(trace, timeline);
+        let seen = crate::assemble::report(gathered, trace, timeline);
         let of_all = crate::report(&places, Options::default()).unwrap();
         assert!(seen.events > 500, "{}", seen.events);
         assert_eq!((seen.events, seen.left_out), (of_all.events, of_all.left_out));

@@ -6,6 +6,7 @@
 //! Called by `crates/cli`; the statistics are in `crates/ensemble`.
 
 mod advice;
+mod assemble;
 mod buffers;
 mod bursts;
 mod convoy;
@@ -353,5 +354,5 @@ pub fn report(places: &[PathBuf], options: Options) -> Result<Report, ReportErro
     let trace = load::Trace::open(places)?;
     let timeline = timeline::Timeline::of(&trace, options);
     let gathered = gather::Gathered::of(&trace, options, &timeline);
-    Ok(gathered.report(trace, timeline))
+    Ok(assemble::report(gathered, trace, timeline))
 }
