@@ -10,7 +10,8 @@
 //! Caller: the command line's `forebay bench ior`.
 
 use crate::failed;
-use crate::far::{Far, Host};
+use crate::far::Far;
+use crate::far_host::{self, Host};
 use crate::log::{Call, Log};
 use crate::mpi::{self, How, World};
 use crate::outcome::{Access, Phase, Run, Stonewall};
@@ -267,7 +268,9 @@ impl Ior {
             let far = Far::join(world).map_err(IorError::Rank)?;
             let shared = shared.far_from_rank_0(far);
             if let Some(far) = shared.far() {
-                far.run(&shared, || Rank { ior: self, shared: &shared, rank }.work(plan));
+                far_host::run(far, &shared, || {
+                    Rank { ior: self, shared: &shared, rank }.work(plan)
+                });
                 far.farewell();
             }
             return Ok(Run { phases: Vec::new() });

@@ -12,6 +12,7 @@
 pub mod clocks;
 pub mod failed;
 mod far;
+mod far_host;
 pub mod held;
 pub mod ior;
 pub mod link;

@@ -161,6 +161,10 @@ impl Library {
     }
 }
 
+/// The run was stopped: by the coordinator, or because a rank failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
 /// All ranks.
 pub struct World {
     calls: Functions,
@@ -206,9 +210,9 @@ pub fn is_first() -> bool {
 }
 
 /// After a meeting of all ranks: those of MPI go on from a barrier of MPI, which lets them go at the same moment.
-pub(crate) fn all_go_on() -> Result<(), crate::shared::Stopped> {
+pub(crate) fn all_go_on() -> Result<(), Stopped> {
     match world() {
-        Some(world) => world.barrier().map_err(|_| crate::shared::Stopped),
+        Some(world) => world.barrier().map_err(|_| Stopped),
         None => Ok(()),
     }
 }

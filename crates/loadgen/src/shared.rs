@@ -7,6 +7,7 @@
 
 pub use crate::clocks::now_ns;
 use crate::far::{Ask, Far, Told};
+pub use crate::mpi::Stopped;
 use forebay_ensemble::histogram::{BUCKETS, bucket_of};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -43,10 +44,6 @@ pub enum Stamp {
 
 /// Stamps of a phase.
 pub const STAMPS: usize = 6;
-
-/// The run was stopped: by the coordinator, or because a rank failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped;
 
 #[repr(C)]
 #[derive(Default)]

@@ -16,7 +16,8 @@ mod player;
 mod shape;
 
 use crate::failed;
-use crate::far::{Far, Host};
+use crate::far::Far;
+use crate::far_host::{self, Host};
 use crate::mpi::{self, World};
 use crate::netcdf;
 use crate::ranks::{Signals, Team, why_ranks_failed};
@@ -212,7 +213,9 @@ fn play_by_mpi(
         let Some(far) = board.shared.far() else {
             return Err(ReplayError::Rank("rank 0 is not reached".into()));
         };
-        far.run(&board.shared, || Player::new(&board, workload, &options, rank, longest)?.play());
+        far_host::run(far, &board.shared, || {
+            Player::new(&board, workload, &options, rank, longest)?.play()
+        });
         let fetched = board.fetch_results();
         far.farewell();
         // Rank 0 says why.
