@@ -7,6 +7,7 @@
 
 pub mod agent;
 pub mod agent_swap;
+mod asked;
 mod backing;
 mod busy;
 mod control;

@@ -5,7 +5,7 @@
 //! beside the question, before that has used up its time, and is waited for no longer than [`LOOK_GRACE`] beyond it. Called by
 //! `backing`.
 
-use super::backing::{GREET_WAIT, are_stopped, buffer_name, listed, no_answer, said_by};
+use super::asked::{GREET_WAIT, are_stopped, buffer_name, listed, no_answer, said_by};
 use forebay_client::remote::{RemoteFs, Target};
 use forebay_net::ServerAddress;
 use forebay_proto::control::ControlError;

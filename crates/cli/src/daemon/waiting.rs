@@ -4,7 +4,7 @@
 //! Nothing here waits for a server. Others are asked on a thread of its own, one at a time, and what it found is told at the
 //! next look.
 
-use super::backing::{GREET_WAIT, listed, no_answer, said_by};
+use super::asked::{GREET_WAIT, listed, no_answer, said_by};
 use forebay_client::remote::{RemoteFs, ServerSeen, Target};
 use forebay_client::server_process::ARE_STOPPED;
 use forebay_net::ServerAddress;
