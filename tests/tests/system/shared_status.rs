@@ -194,13 +194,15 @@ fn a_stopped_server_of_two_is_named_by_whoever_asks_the_other_one() {
     let point = served.root(mount).to_str().unwrap().to_string();
     fs::write(served.root(mount).join("f"), vec![1; 5000]).unwrap();
     let at = served.unix_at(other);
-    let commands: [&[&str]; 6] = [
+    let commands: [&[&str]; 8] = [
         &["pool", "status", "--server", &at],
         &["buffer", "status", "shared", "--server", &at],
         &["buffer", "list", "--server", &at],
         &["stage", "status", "--buffer", "shared:", "--server", &at],
         &["stage", "status", "--buffer", &point],
         &["status", &point],
+        &["buffer", "extend", "shared", "--capacity", "1GiB", "--server", &at],
+        &["buffer", "destroy", "shared", "--server", &at],
     ];
     let pid = served.server_pid(stopped);
     // It has answered a moment ago.

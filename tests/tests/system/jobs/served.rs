@@ -4,6 +4,7 @@
 use super::place::{Run, signal, until};
 use super::servers::Site;
 use std::fs;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 const STRIPED: &str = "jobdw type=scratch capacity=64MiB access_mode=striped";
@@ -407,6 +408,51 @@ fn a_job_that_is_discarded_names_its_stopped_server_and_goes_on_with_it() {
         assert!(discarded.err.contains(&said), "not said: {said}\n{}", discarded.err);
     }
     assert!(site.records().is_empty());
+}
+
+/// Within this time a command names a stopped process that it waits for; less than a job waits for a mount in use.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// A command that begins while a process is stopped says which, and goes on with it.
+fn begun_while_stopped(process: i32, begin: impl FnOnce() -> Child) -> Run {
+    signal(process, libc::SIGSTOP);
+    let running = begin();
+    std::thread::sleep(TOLD_WITHIN);
+    signal(process, libc::SIGCONT);
+    let run = Run::wait(running);
+    let said = format!("`kill -CONT {process}`");
+    assert!(run.err.contains(&said), "not said: {said}\n{}", run.err);
+    run
+}
+
+/// A script whose results cannot be staged out: a file is where they are to go.
+const KEPT: &str =
+    "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; echo > @PFS@/results; exit 5";
+
+#[test]
+fn a_job_that_is_resumed_names_its_stopped_server_or_mount_and_goes_on_with_it() {
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    let mount = site.place.server_of(&run.mount_point());
+    for process in [site.pid.get(), mount] {
+        begun_while_stopped(process, || site.resume(&run.record())).expect(121);
+    }
+    fs::remove_file(site.place.pfs("results")).unwrap();
+    Run::wait(site.resume(&run.record())).expect(5);
+    site.assert_clean();
+}
+
+/// The server that is asked answers, the one that leads the pool does not.
+#[test]
+fn a_job_at_another_server_names_the_stopped_leader_when_it_is_resumed_or_discarded() {
+    let site = Site::of_servers(2);
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let run = Run::wait(site.start_at(&site.member_address(1), &script, "", &[])).expect(121);
+    let leader = site.pid.get();
+    begun_while_stopped(leader, || site.resume(&run.record())).expect(121);
+    begun_while_stopped(leader, || site.discard(&run.record())).expect(0);
+    site.assert_clean();
 }
 
 /// What the others have stands for the whole neither in what is said nor in what is printed, nobody waits long for the one that is
