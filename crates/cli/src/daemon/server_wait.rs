@@ -44,12 +44,12 @@ pub(super) enum Greeted {
     Nobody,
 }
 
-/// Greets the server at `address` and tells it no secret. A refusal is an answer too.
-pub(super) fn greet(address: &ServerAddress) -> Greeted {
+/// Greets the server at `address` as who asks it does, so that it logs no refusal for each look. A refusal is an answer too.
+pub(super) fn greet(address: &ServerAddress, credential: &Credential) -> Greeted {
     let Ok(stream) = Stream::connect_within(address, GREET_LIMIT) else { return Greeted::Nobody };
     let mut link = Link::new(stream);
-    let (program, nobody) = (env!("CARGO_PKG_VERSION"), Credential::Peer);
-    match handshake::connect_within(&mut link, program, Purpose::Ledger, &nobody, GREET_LIMIT) {
+    let program = env!("CARGO_PKG_VERSION");
+    match handshake::connect_within(&mut link, program, Purpose::Ledger, credential, GREET_LIMIT) {
         Ok(_) | Err(LinkError::Refused(_)) => Greeted::Answers,
         Err(error) if error.is_timeout() => Greeted::Silent,
         Err(_) => Greeted::Nobody,
@@ -141,7 +141,7 @@ fn is_new(said: &mut Vec<(String, Instant)>, why: &str, now: Instant) -> bool {
 }
 
 fn why_no_answer(address: &ServerAddress, credential: &Credential) -> Option<String> {
-    match greet(address) {
+    match greet(address, credential) {
         Greeted::Silent => Some(silent_text(address, seen_stopped_at(address))),
         Greeted::Answers => waited_for_by(address, credential),
         Greeted::Nobody => None,
@@ -172,7 +172,7 @@ fn unheard_text(address: &ServerAddress, mut unheard: Vec<Unheard>) -> Option<St
 
 fn why_mount_waits(target: &Target) -> Option<String> {
     let patience_s = target.patience.as_secs();
-    let why = match greet(&target.address) {
+    let why = match greet(&target.address, &target.credential) {
         Greeted::Silent => silent_text(&target.address, seen_stopped_at(&target.address)),
         Greeted::Answers => {
             let name = buffer_name(target).ok()?;
