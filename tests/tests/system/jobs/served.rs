@@ -3,6 +3,8 @@
 
 use super::place::{Run, signal, until};
 use super::servers::Site;
+use forebay_tests::procs;
+use serde_json::Value;
 use std::fs;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -443,15 +445,40 @@ fn a_job_that_is_resumed_names_its_stopped_server_or_mount_and_goes_on_with_it()
     site.assert_clean();
 }
 
-/// The server that is asked answers, the one that leads the pool does not.
+/// Takes room at the leader, so that a buffer of one server is made at the other; the names of the buffers that do.
+fn fill_the_leader(site: &Site) -> Vec<&'static str> {
+    let unix = site.unix();
+    let ask = |args: &[&str]| procs::run(site.forebay(args).args(["--server", &unix]));
+    let mut made = Vec::new();
+    // The first may be at the other server: then the leader has most room for the second, which is larger.
+    for (name, capacity) in [("small", "64MiB"), ("large", "128MiB")] {
+        let pool: Value = serde_json::from_str(ask(&["pool", "status", "--json"]).trim()).unwrap();
+        let servers = pool["servers"].as_array().unwrap();
+        let leader = servers.iter().find(|server| server["leader"] == true).unwrap();
+        if leader["reserved_bytes"].as_u64().unwrap() > 0 {
+            break;
+        }
+        let create = ["buffer", "create", name, "--capacity", capacity, "--servers", "1"];
+        ask(&[&create[..], &["--store", "directory"]].concat());
+        made.push(name);
+    }
+    made
+}
+
+/// The server that is asked answers and has the buffer, the one that leads the pool does not.
 #[test]
 fn a_job_at_another_server_names_the_stopped_leader_when_it_is_resumed_or_discarded() {
     let site = Site::of_servers(2);
+    let fills = fill_the_leader(&site);
     let script = site.place.script(&[STRIPED, OUT], KEPT);
-    let run = Run::wait(site.start_at(&site.member_address(1), &script, "", &[])).expect(121);
+    let (member, alone) = (site.member_address(1), ["--servers", "1"]);
+    let run = Run::wait(site.start_at(&member, &script, "", &alone)).expect(121);
     let leader = site.pid.get();
     begun_while_stopped(leader, || site.resume(&run.record())).expect(121);
     begun_while_stopped(leader, || site.discard(&run.record())).expect(0);
+    for name in fills {
+        procs::run(&mut site.forebay(&["buffer", "destroy", name, "--server", &site.unix()]));
+    }
     site.assert_clean();
 }
 
