@@ -17,6 +17,7 @@ use forebay_proto::control::{
 };
 use forebay_proto::net::ledger::{BufferName, ServedBuffer, Token};
 use serde::{Deserialize, Serialize};
+use std::any::Any;
 use std::path::{Path, PathBuf};
 
 /// In the job's directory: what leads to the node's own part of a buffer with both access modes.
@@ -110,6 +111,10 @@ pub trait Servers: std::fmt::Debug {
     /// # Errors
     /// If the server cannot be asked.
     fn plans(&self, job: &ServedJob) -> Result<Box<dyn Plans>, ControlError>;
+
+    /// While what it gives lives, the job's mount at `point` is looked at or asked, to do `what` there ("copy from"): the user is
+    /// told whom that waits for when it takes long, be the buffer at servers or not.
+    fn tell_of_mount(&self, point: &Path, what: &'static str) -> Box<dyn Any>;
 }
 
 /// Staging: by the mount's own server, or by the servers of a served buffer.

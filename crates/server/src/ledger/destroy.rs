@@ -83,7 +83,7 @@ impl Ledger {
                 Some((_, part)) => dirty += part.dirty_files,
                 None if survey.get(&server).is_some_and(Option::is_some) => {}
                 None => {
-                    let why = format!("server {} does not answer", self.host_of(server));
+                    let why = self.does_not_answer(server);
                     return Err(of(WHAT, record.name(), &why, libc::EHOSTUNREACH).hint(
                         "it may have data that the PFS does not have; --discard-dirty loses it",
                     ));
@@ -123,7 +123,7 @@ impl Ledger {
                 None if self.is_lost(server)
                     || survey.get(&server).is_some_and(Option::is_some) => {}
                 None => {
-                    let why = format!("server {} does not answer", self.host_of(server));
+                    let why = self.does_not_answer(server);
                     return Err(of(WHAT, name, &why, libc::EHOSTUNREACH).hint(
                         "it may be mounted there; with --force it is destroyed, on that server when it is back",
                     ));

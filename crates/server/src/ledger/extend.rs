@@ -51,7 +51,11 @@ impl Ledger {
         for (shard, server) in record.shards() {
             let part = show::part_in(&survey, server, &record.uuid);
             let Some((facts, part)) = part.filter(|(_, part)| part.fault.is_none()) else {
-                let why = format!("part {} on {} is not served", shard.0, self.host_of(server));
+                let mut why = format!("part {} on {} is not served", shard.0, self.host_of(server));
+                let has_told = survey.get(&server).is_some_and(Option::is_some);
+                if !has_told && !self.is_lost(server) {
+                    why += &format!(": {}", self.told_silent(server));
+                }
                 return Err(of(WHAT, record.name(), &why, libc::EIO)
                     .hint("`forebay buffer status` tells why"));
             };
