@@ -403,7 +403,7 @@ print(kib)
     let file = rig.work().join("long");
     let calls = CALLS.to_string();
     let python = ["/usr/bin/python3", "-I", "-S", "-c", PROGRAM];
-    let words = [&python[..], &[file.to_str().unwrap(), &calls]].concat();
+    let words = [&python[..], &[file.to_str().unwrap(), calls.as_str()][..]].concat();
     let output = rig.command(&words).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let kib: u64 = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
