@@ -329,12 +329,14 @@ const BY_FUSE: &str = r#"
     fuse-overlayfs -o lowerdir=lower,upperdir=upper,workdir=work merged; find merged -printf '%p %y\n' | sort; umount merged
 "#;
 
-/// Many overlays over one lower directory on the buffer, at the same time, with all that a kernel overlay can ask of it.
+/// Many overlays over one lower directory on the buffer, at the same time, with all that a kernel overlay can ask of it. Its
+/// layers have whole paths: an overlay whose layers are named by where its maker was may lie on any mount, so those of
+/// other tests would wait for names that they take for stood on.
 const MANY: &str = r#"
     mkdir -p lower/dir; for i in $(seq 50); do echo $i > lower/dir/$i; done
     for n in $(seq 32); do
         mkdir -p $n/upper $n/work $n/merged
-        mount -t overlay overlay -o lowerdir=lower,upperdir=$n/upper,workdir=$n/work,index=on,nfs_export=on $n/merged
+        mount -t overlay overlay -o lowerdir=$PWD/lower,upperdir=$PWD/$n/upper,workdir=$PWD/$n/work,index=on,nfs_export=on $n/merged
     done
     for n in $(seq 32); do (rm $n/merged/dir/$n; echo mine > $n/merged/dir/made; mv $n/merged/dir/5$((n % 1)) $n/merged/kept) & done; wait
     for n in $(seq 32); do echo $n $(ls $n/merged/dir | wc -l) $(cat $n/merged/dir/* | sort | sha256sum); umount $n/merged; done

@@ -73,20 +73,27 @@ fn stays(servers: usize) {
         );
         fs::write(layers.join("lower/sub/low"), "low").unwrap();
         let merged = tempfile::tempdir().unwrap();
-        let options = "lowerdir=lower,upperdir=upper,workdir=work";
+        let [lower, upper, work] = ["lower", "upper", "work"].map(|name| layers.join(name));
+        let (lower, upper, work) = (lower.display(), upper.display(), work.display());
+        let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
         let point_of_overlay = merged.path().display();
-        run(&format!("mount -t overlay overlay -o {options} {point_of_overlay}"), &layers);
+        run(&format!("mount -t overlay overlay -o {options} {point_of_overlay}"), &here);
         let _overlay = Mounted(merged.path().to_path_buf());
         fs::write(merged.path().join("sub/up"), "up").unwrap();
 
-        // In a namespace of its own.
+        // In a namespace of its own; there also an overlay whose layers are named by where its maker was: such a one may lie
+        // on any mount that is seen there, those of other tests too.
         let hidden = here.join(&dir).join("hidden");
         fs::create_dir(&hidden).unwrap();
-        let script = "mount -t tmpfs none hidden; echo inside > hidden/file; echo ready; \
-                      while read -r round; do cat hidden/file; done";
+        let apart = tempfile::tempdir().unwrap();
+        let script = "mount -t tmpfs none hidden; echo inside > hidden/file; \
+                      mkdir -p apart/lower apart/upper apart/work; echo low > apart/lower/low; cd apart; \
+                      mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work \"$APART\"; cd ..; echo ready; \
+                      while read -r round; do echo $(cat hidden/file \"$APART/low\"); done";
         let mut process = Command::new("unshare")
             .args(["-m", "--propagation", "private", "sh", "-euc", &format!("{LET_GO}{script}")])
             .env("KEEP", here.parent().unwrap())
+            .env("APART", apart.path())
             .current_dir(here.join(&dir))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -111,7 +118,7 @@ fn stays(servers: usize) {
             }
             use std::io::Write;
             writeln!(process.stdin.as_ref().unwrap(), "{round}").unwrap();
-            assert_eq!(answer(), "inside\n", "{at}, round {round}");
+            assert_eq!(answer(), "inside low\n", "{at}, round {round}");
         }
         drop(process.stdin.take());
         assert!(process.wait().unwrap().success());
