@@ -8,10 +8,12 @@ use forebay_tests::served::{Options, Served, Store, Via};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than a mount goes by what it saw in other mount namespaces.
 const LOOK_AGAIN: Duration = Duration::from_millis(150);
+/// Much less than a lease, for a call on a busy machine.
+const SOON: Duration = Duration::from_secs(6);
 /// Rounds of changes by the other mount: each takes the names of a directory back.
 const ROUNDS: usize = 3;
 
@@ -123,6 +125,28 @@ fn stays(servers: usize) {
         drop(process.stdin.take());
         assert!(process.wait().unwrap().success());
     }
+}
+
+/// The names on which something stands are believed until the lease is over that the last start of the server gave.
+#[test]
+fn a_mount_on_which_something_stands_is_back_at_once_at_a_server_that_started_anew() {
+    let served = Served::with(Options::new(Store::Tmpfs), &[Via::Tcp]);
+    let root = served.root(0);
+    let point = root.join("point");
+    fs::create_dir(&point).unwrap();
+    run("mount -t tmpfs none point", &root);
+    let _mounted = Mounted(point.clone());
+    fs::write(point.join("file"), "inside").unwrap();
+    assert!(!root.join("absent").exists());
+    served.kill_and_restart_server();
+    let begun = Instant::now();
+    assert!(!root.join("not asked for so far").exists());
+    let took = begun.elapsed();
+    assert!(took < SOON, "the first call took {took:?}");
+    // A change waits until those names are over.
+    fs::write(root.join("new"), "new").unwrap();
+    assert_eq!(fs::read(root.join("new")).unwrap(), b"new");
+    assert_eq!(fs::read(point.join("file")).unwrap(), b"inside", "it has come off");
 }
 
 #[test]
