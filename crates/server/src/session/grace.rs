@@ -86,6 +86,8 @@ impl Grace {
     pub(super) fn reclaimed(&self, client: ClientId) {
         let mut state = self.state.lock();
         state.awaited.remove(&client.0);
+        // It has come late, and before that was told.
+        state.given_up.retain(|gone| *gone != client);
         self.over.store(state.awaited.is_empty(), Ordering::Release);
         drop(state);
         self.changed.notify_all();
@@ -251,6 +253,8 @@ mod tests {
         second.attached(ClientId(7)).unwrap();
         second.wait();
         assert!(second.is_over() && !second.is_awaited(ClientId(7)));
+        second.reclaimed(ClientId(7));
+        assert_eq!(second.given_up(), [ClientId(8)], "7 has come late, and has not lost its locks");
         let third = Grace::open(file.clone(), lease).unwrap();
         assert_eq!(third.awaited(), [ClientId(7)], "8 did not come back");
         third.attached(ClientId(7)).unwrap();
