@@ -25,7 +25,7 @@ use forebay_proto::net::call::Taking;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::session::{Attach, ClientId, NodeId, Reclaim, SlotId};
-use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request};
 use forebay_proto::{Caller, Cookie, Errno, FileKind, Ino, Result, ServerId, ShardId};
 use forebay_store::metadata::{LmdbStore, StoreOptions};
 use forebay_store::objects::Objects;
@@ -579,6 +579,7 @@ fn request<'a>(session: &Arc<Session>, seq: u32, call: Call<'a>) -> Request<'a> 
         session: session.id(),
         slot: SlotId(0),
         slot_seq: seq,
+        attempt: Attempt::default(),
         cpu: None,
         given_back: GivenBack::default(),
         caller: Caller::root(),
