@@ -30,11 +30,11 @@ use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::asked::{self, LOOK};
 use forebay_proto::net::answer::Answer;
 use forebay_proto::net::auth::Purpose;
-use forebay_proto::net::frame::{self, FrameError, Kind};
+use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
 use forebay_proto::net::session::{
     Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, Reclaim, SessionId, SlotId,
 };
-use forebay_proto::net::{Call, GivenBack, Request, Response};
+use forebay_proto::net::{Attempt, Call, GivenBack, Request, Response};
 use forebay_proto::{Attr, Caller, Errno, Ino, Result};
 pub(super) use left::Then;
 use left::{Left, Touched, WhenLeft};
@@ -366,6 +366,7 @@ impl Peer {
             session: SessionId(0),
             slot: slot.id,
             slot_seq: slot.seq,
+            attempt: Attempt::default(),
             caller: self.with_groups(caller, &call),
             cpu: None,
             given_back: GivenBack::default(),
@@ -540,16 +541,19 @@ impl Peer {
         request.cpu = self.near.load(Ordering::Relaxed).then(this_cpu).flatten();
         let mark = self.kept.mark();
         let sent = Instant::now();
-        let id = u64::from(slot.seq);
         if asked::is_given_up() {
             // A connection may have taken long to make: what nobody waits for any more is not begun.
             return Err(Failed::GivenUp);
         }
+        slot.attempt.number += 1;
+        request.attempt = slot.attempt;
+        let id = slot.attempt.number;
         // A part of a frame does nothing there, but nothing else can follow it.
         link.send(Kind::Call, id, request, payload, None)?;
         slot.sent = true;
         let header = link.receive(&mut slot.body)?;
         header.expect(Kind::Answer)?;
+        is_answer_to(&header, id)?;
         let bytes = match room {
             Room::None => {
                 link.no_payload(&header)?;
@@ -568,6 +572,7 @@ impl Peer {
         let file = link.take_file();
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
         self.note_given(left::opened_by(&request.call), attached.cache.is_some(), &answer);
+        slot.heard();
         Ok(Done { answer, bytes, file, mark, dirs })
     }
 
@@ -697,6 +702,7 @@ impl Peer {
                 session,
                 slot: SlotId(0),
                 slot_seq: 0,
+                attempt: Attempt::default(),
                 caller: Caller::root(),
                 cpu: None,
                 given_back: GivenBack::default(),
@@ -783,6 +789,7 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
         session: SessionId(0),
         slot: SlotId(0),
         slot_seq: 0,
+        attempt: Attempt::default(),
         caller: Caller::root(),
         cpu: None,
         given_back: GivenBack::default(),
@@ -790,6 +797,14 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
     };
     link.send(Kind::Call, 0, &request, &[], None)?;
     Ok(link.receive_as::<Response>(Kind::Answer)?.answer)
+}
+
+/// An answer to an earlier attempt is none to a later one. None can come on its connection; one that does ends it.
+fn is_answer_to(header: &FrameHeader, attempt: u64) -> std::result::Result<(), LinkError> {
+    match header.id == attempt {
+        true => Ok(()),
+        false => Err(LinkError::Io(Errno::EPROTO.into())),
+    }
 }
 
 fn refused(answer: Answer) -> LinkError {

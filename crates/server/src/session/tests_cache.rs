@@ -9,7 +9,7 @@ use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::control::{PathBytes, StoreKind, Verify};
 use forebay_proto::net::ledger::AccessMode;
 use forebay_proto::net::session::{LockCall, LockKind, LockSpec, Reclaim, SlotId};
-use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request};
 use forebay_proto::{Cookie, FileKind};
 use forebay_store::flash::{Store, StoreKey, StoreOptions};
 use std::os::unix::fs::PermissionsExt;
@@ -114,6 +114,7 @@ impl Mount<'_> {
             session: self.session.id(),
             slot: SlotId(0),
             slot_seq: self.made.get(),
+            attempt: Attempt::default(),
             cpu: None,
             given_back: GivenBack::default(),
             caller,

@@ -12,6 +12,8 @@
 //! * The client makes a request that is to be done once (the taking of a reference, too) again on a new connection, with its number. The
 //!   first attempt was lost, or done with its answer lost, or is still on its way when the second one is answered and the client has
 //!   gone on.
+//! * A call of the client that may be done twice, as a lookup, is made again, too, or the client gives it up and goes on: then what
+//!   is still on its way arrives behind the client's next calls, or before them.
 //! * A server that is stopped for a while is all of that in a row.
 //!
 //! All is one thread: a late message arrives when something else is asked or when a step is over, at a server of which
@@ -61,7 +63,7 @@ struct Late {
 enum Message {
     /// Of a server, with its payload.
     Question(Vec<u8>, Vec<u8>),
-    /// The first attempt of the client's request.
+    /// An attempt of the client.
     Request(Vec<u8>),
 }
 
@@ -182,6 +184,32 @@ impl super::Net {
         lost.unwrap_or(false)
     }
 
+    /// What becomes of an attempt of a call that may be done twice. One that is late is on its way from now on.
+    pub(super) fn fate_of_attempt(&self, to: u16, request: &Request<'_>) -> Fate {
+        let fate = self.in_weather(|weather| {
+            let drawn = if weather.is_fair { 0 } else { weather.rng.random_range(0..12) };
+            let fate = match drawn {
+                1 => Fate::Lost,
+                2 | 3 => Fate::AnswerLost,
+                4 => {
+                    let mut body = Vec::new();
+                    frame::encode(request, &mut body).unwrap();
+                    weather.keep(to, Message::Request(body));
+                    Fate::Late
+                }
+                _ => Fate::Arrives,
+            };
+            weather.has_struck |= fate != Fate::Arrives;
+            fate
+        });
+        fate.unwrap_or(Fate::Arrives)
+    }
+
+    /// True if the client makes no other attempt: its program got a signal, or its patience is over.
+    pub(super) fn gives_up(&self) -> bool {
+        self.in_weather(|weather| weather.rng.random_range(0..3) == 0).unwrap_or(false)
+    }
+
     /// A late message reaches its server, if that is there; nobody waits for the answer.
     fn deliver(&self, late: &Late) {
         let server = {
@@ -193,6 +221,10 @@ impl super::Net {
         as_server(late.to, || match &late.what {
             Message::Request(body) => {
                 let request: Request<'_> = frame::decode_borrowed(body).unwrap();
+                if request.session != session.id() {
+                    // Its connection went with its session.
+                    return;
+                }
                 sessions.call(&session, &request, &[], &mut room, false);
             }
             Message::Question(body, payload) => match frame::decode_borrowed(body).unwrap() {
