@@ -75,6 +75,8 @@ use inodes::Inodes;
 use parking_lot::Mutex;
 use scratch::Scratch;
 use sizes::Sizes;
+#[cfg(test)]
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -175,6 +177,12 @@ impl Session {
     /// True once it has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
+    }
+
+    /// References that it was given and has not given back.
+    #[cfg(test)]
+    pub(crate) fn references(&self) -> BTreeMap<Ino, u64> {
+        self.held.lock().iter().map(|(ino, count)| (*ino, *count)).collect()
     }
 
     /// The client's process, as it says.
@@ -566,6 +574,12 @@ impl Sessions {
             .collect();
         clients.sort_by(|a, b| (&a.host, a.pid).cmp(&(&b.host, b.pid)));
         clients
+    }
+
+    /// Opens by descriptor that count, of all sessions.
+    #[cfg(test)]
+    pub(crate) fn local_opens(&self) -> BTreeMap<Ino, u64> {
+        self.leases.local_opens()
     }
 
     /// Where the parts of the buffer are.
