@@ -398,6 +398,9 @@ impl World {
             if !self.there().contains(&shard) {
                 return Answer::failed(Errno::EIO);
             }
+            if !is_once {
+                self.net.late_ones_arrive();
+            }
             let running = {
                 let servers = self.net.servers.read();
                 servers.get(&shard).map(|one| (one.sessions.clone(), one.session.clone()))

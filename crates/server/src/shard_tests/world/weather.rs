@@ -17,7 +17,8 @@
 //! * A server that is stopped for a while is all of that in a row.
 //!
 //! All is one thread: a late message arrives when something else is asked or when a step is over, at a server of which
-//! no code runs then (it could hold a lock). What two threads of one server do at once is not shown here.
+//! no code runs then (it could hold a lock); a call that is done when it comes late, when none runs at any. What two threads of
+//! one server do at once is not shown here.
 
 use super::{Killed, RUNNING, World, as_server};
 use forebay_interfaces::peers::ShardHandler;
@@ -63,8 +64,10 @@ struct Late {
 enum Message {
     /// Of a server, with its payload.
     Question(Vec<u8>, Vec<u8>),
-    /// An attempt of the client.
+    /// The first attempt of the client's request that is done once.
     Request(Vec<u8>),
+    /// An attempt of a call that may be done twice.
+    Attempt(Vec<u8>),
 }
 
 /// Bad weather.
@@ -141,7 +144,11 @@ impl Weather {
     }
 
     fn take(&mut self) -> Option<Late> {
-        let is_free = |late: &Late| RUNNING.with_borrow(|running| !running.contains(&late.to));
+        let is_free = |late: &Late| match late.what {
+            // It may be done, and wait for rounds of all servers.
+            Message::Attempt(_) => RUNNING.with_borrow(Vec::is_empty),
+            _ => RUNNING.with_borrow(|running| !running.contains(&late.to)),
+        };
         let free: Vec<usize> = (0..self.late.len()).filter(|at| is_free(&self.late[*at])).collect();
         match free.len() {
             0 => None,
@@ -155,11 +162,16 @@ impl super::Net {
         self.weather.lock().as_mut().map(look)
     }
 
-    /// What becomes of the next question. Late messages arrive before it.
-    pub(super) fn fate(&self, to: ShardId) -> Fate {
+    /// Some of the late messages arrive.
+    pub(super) fn late_ones_arrive(&self) {
         while let Some(late) = self.in_weather(Weather::arrives).flatten() {
             self.deliver(&late);
         }
+    }
+
+    /// What becomes of the next question. Late messages arrive before it.
+    pub(super) fn fate(&self, to: ShardId) -> Fate {
+        self.late_ones_arrive();
         self.in_weather(|weather| weather.fate(to.0)).unwrap_or(Fate::Arrives)
     }
 
@@ -194,7 +206,7 @@ impl super::Net {
                 4 => {
                     let mut body = Vec::new();
                     frame::encode(request, &mut body).unwrap();
-                    weather.keep(to, Message::Request(body));
+                    weather.keep(to, Message::Attempt(body));
                     Fate::Late
                 }
                 _ => Fate::Arrives,
@@ -219,7 +231,7 @@ impl super::Net {
         let Some((sessions, session)) = server else { return };
         let mut room = Vec::new();
         as_server(late.to, || match &late.what {
-            Message::Request(body) => {
+            Message::Request(body) | Message::Attempt(body) => {
                 let request: Request<'_> = frame::decode_borrowed(body).unwrap();
                 if request.session != session.id() {
                     // Its connection went with its session.
