@@ -7,9 +7,11 @@ use super::CacheFs;
 use super::evict::Went;
 use super::map::BLOCK_BYTES;
 use super::record::State;
-use forebay_policy::Origin;
 use forebay_policy::eviction::{self, Eviction, SEGMENT_BYTES};
-use forebay_policy::room::{self, Ahead, EVICT_MIN_BYTES, Headroom, LOOK_MOST, ShortFills, Waiter};
+use forebay_policy::room::{
+    self, Ahead, EVICT_MIN_BYTES, Headroom, LOOK_MOST, OUTRUN_FOR, ShortFills, Waiter,
+};
+use forebay_policy::{Moment, Origin};
 use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
@@ -91,6 +93,8 @@ pub(crate) struct Space {
     kernel_writes: Condvar,
     /// What kernels that write may use until somebody looks again.
     ahead: Mutex<Ahead>,
+    /// Until then no kernel gets a file for writing: one was faster than who makes room for it.
+    served_until: Mutex<Option<Moment>>,
     /// When a write last found what flash lies on full, and when that was last logged.
     full: Mutex<Option<(Instant, Instant)>>,
     /// Fills that found no room in spite of the count.
@@ -113,6 +117,7 @@ impl Space {
             more: Condvar::new(),
             kernel_writes: Condvar::new(),
             ahead: Mutex::default(),
+            served_until: Mutex::new(None),
             full: Mutex::new(None),
             short_fills: Mutex::default(),
             pins_from: Mutex::new(Ino(0)),
@@ -163,6 +168,20 @@ impl Space {
         self.wake();
     }
 
+    fn now(&self) -> Moment {
+        self.origin.moment(Instant::now())
+    }
+
+    /// From now on files that are opened for writing are served for so long, where clean data is on flash: their writers wait
+    /// until it goes.
+    pub(super) fn serve_writers_for(&self, time: Duration) {
+        *self.served_until.lock() = Some(self.now() + time);
+    }
+
+    fn is_outrun(&self) -> bool {
+        self.served_until.lock().is_some_and(|until| self.now() < until)
+    }
+
     fn free(&self, fs: &CacheFs) -> Result<u64> {
         let (used, capacity) = fs.flash.space()?;
         Ok(room::free_bytes(used, capacity, self.promised_bytes.load(Ordering::Acquire)))
@@ -170,6 +189,9 @@ impl Space {
 
     /// True if enough is free or clean that a kernel may write without asking.
     pub fn has_headroom(&self, fs: &CacheFs) -> bool {
+        if self.is_outrun() && self.clean_bytes() > 0 {
+            return false;
+        }
         let free = self.free(fs).unwrap_or(0);
         match room::headroom(free, self.clean_bytes(), self.capacity()) {
             Headroom::Free => true,
@@ -309,31 +331,34 @@ impl Space {
     /// then drains are asked for. Waits for nobody who may wait for a program or for the PFS. How long until the next look.
     pub(super) fn keep_room(&self, fs: &CacheFs) -> Duration {
         let (mut ahead, capacity) = (self.ahead.lock(), self.capacity());
-        let now = || self.origin.moment(Instant::now());
-        let (begun, free) = (now(), self.free(fs).unwrap_or(0));
+        let (begun, free) = (self.now(), self.free(fs).unwrap_or(0));
+        let clean_bytes = self.clean_bytes();
         ahead.looks(begun, free);
-        if free == 0 && self.clean_bytes() > 0 {
-            let clean_bytes = self.clean_bytes();
-            let late_ms = ahead.late().as_millis();
-            tracing::warn!(
-                clean_bytes,
-                late_ms,
-                "kernels may have met a full flash: who makes room came too late"
-            );
+        if ahead.is_outrun(free, clean_bytes, capacity) {
+            if !self.is_outrun() {
+                let late_ms = ahead.late().as_millis();
+                tracing::warn!(
+                    free_bytes = free,
+                    clean_bytes,
+                    late_ms,
+                    "who makes room for kernels came so late that they may meet a full flash: files are served for a while"
+                );
+            }
+            self.serve_writers_for(OUTRUN_FOR);
         }
-        let keep = room::keep(free, self.clean_bytes(), ahead.low_bytes(capacity), capacity);
+        let keep = room::keep(free, clean_bytes, ahead.low_bytes(capacity), capacity);
         if keep.press {
             fs.drainer.pressure(true);
         }
         if let Some(bytes) = keep.evict_bytes {
             let _turn = self.turn.try_lock_for(TURN_MAX);
-            let got_turn = now();
+            let got_turn = self.now();
             let (mut went_bytes, left) = self.evict_at_once(fs, bytes);
             self.put_back(left);
             if went_bytes == 0 {
                 went_bytes = fs.give_all_room_back();
             }
-            let (waited, took) = (got_turn.since(begun), now().since(got_turn));
+            let (waited, took) = (got_turn.since(begun), self.now().since(got_turn));
             if waited + took >= SLOW {
                 tracing::warn!(
                     wanted_bytes = bytes,
@@ -350,7 +375,7 @@ impl Space {
         }
         let free = self.free(fs).unwrap_or(0);
         let pause = room::look_pause(free, capacity);
-        ahead.looked(begun, now(), free, pause);
+        ahead.looked(begun, self.now(), free, pause);
         pause
     }
 
@@ -390,14 +415,14 @@ impl Space {
         if self.evict_any(fs).is_ok() || fs.flash.wait_for_coming_room() || has_some() {
             return;
         }
-        if self.short_fills.lock().one_more(self.origin.moment(Instant::now())) {
+        if self.short_fills.lock().one_more(self.now()) {
             self.flash_is_full(fs);
         }
     }
 
     /// False while what is read from the PFS could not be kept: then no more is read than somebody asks for.
     pub fn takes_fills(&self) -> bool {
-        self.short_fills.lock().takes_fills(self.origin.moment(Instant::now()))
+        self.short_fills.lock().takes_fills(self.now())
     }
 
     fn flash_is_full(&self, fs: &CacheFs) {

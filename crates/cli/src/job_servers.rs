@@ -5,10 +5,11 @@
 
 use crate::args::ServerArgs;
 use crate::commands::buffer;
+use crate::commands::looking::{Looking, Work};
 use crate::daemon::ServerWait;
-use crate::failure::{as_control_error, visible};
+use crate::failure::as_control_error;
 use crate::secrets;
-use crate::servers::{ServedStaging, Server};
+use crate::servers::{self, ServedStaging, Server};
 use forebay_jobs::run::record::{JobRecord, as_path};
 use forebay_jobs::run::served::{Plans, ServedJob, Servers, access, is_away};
 use forebay_net::ServerAddress;
@@ -18,6 +19,8 @@ use forebay_proto::net::ledger::{
     BufferName, BufferSpec, BufferState, BufferType, CacheSpec, LedgerReply, LedgerRequest,
     ServedBuffer, Token,
 };
+use std::any::Any;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a server that is away, when a buffer is to be given back.
@@ -48,10 +51,9 @@ fn connect(job: &ServedJob) -> Result<Server, ControlError> {
     Server::connect(&at(job)?, None).map_err(|error| as_control_error(&error))
 }
 
-/// Says, until it is dropped, why the job's server does not answer if that takes long.
-fn tell_of_waits(job: &ServedJob) -> Option<ServerWait> {
-    let address: ServerAddress = job.server.parse().ok()?;
-    Some(ServerWait::begin(&address, |why| eprintln!("forebay: {}", visible(why))))
+/// Says, until it is dropped, why there is no answer if that takes long, however often the job's server is asked meanwhile.
+fn tell_of_waits(at: &ServerArgs) -> Option<ServerWait> {
+    servers::tell_of_waits(at).ok()
 }
 
 /// `--store`, by its name on the command line.
@@ -94,7 +96,7 @@ impl Servers for JobServers {
     }
 
     fn destroy(&self, job: &ServedJob, discard: bool) -> Result<(), ControlError> {
-        let _told = tell_of_waits(job);
+        let _told = tell_of_waits(&at(job)?);
         let request = LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard };
         let begun = Instant::now();
         loop {
@@ -121,12 +123,10 @@ impl Servers for JobServers {
     }
 
     fn status(&self, job: &ServedJob) -> Result<ServedBuffer, ControlError> {
-        let _told = tell_of_waits(job);
         connect(job)?.buffer(&LedgerRequest::Status { name: job.buffer.clone() })
     }
 
     fn find(&self, job: &ServedJob) -> Result<Option<ServedBuffer>, ControlError> {
-        let _told = tell_of_waits(job);
         // A socket that is not there is no answer about the buffer.
         let mut server = connect(job)?;
         match server.buffer(&LedgerRequest::Status { name: job.buffer.clone() }) {
@@ -144,7 +144,12 @@ impl Servers for JobServers {
     }
 
     fn plans(&self, job: &ServedJob) -> Result<Box<dyn Plans>, ControlError> {
-        Ok(Box::new(JobPlans { at: at(job)?, name: job.buffer.clone(), open: None }))
+        let name = job.buffer.clone();
+        Ok(Box::new(JobPlans { at: at(job)?, name, open: None, told: None }))
+    }
+
+    fn tell_of_mount(&self, point: &Path, what: &'static str) -> Box<dyn Any> {
+        Box::new(Looking::at(point, Work::Other(what)))
     }
 }
 
@@ -154,10 +159,25 @@ struct JobPlans {
     at: ServerArgs,
     name: BufferName,
     open: Option<ServedStaging>,
+    /// Since a question was answered by nobody.
+    told: Option<ServerWait>,
 }
 
 impl JobPlans {
     fn ask(
+        &mut self,
+        question: impl FnOnce(&mut ServedStaging) -> Result<PlanStatus, ControlError>,
+    ) -> Result<PlanStatus, ControlError> {
+        let answer = self.ask_once(question);
+        // Who asks tries again, and each try may be short.
+        self.told = match answer.as_ref().is_err_and(is_away) {
+            true => self.told.take().or_else(|| tell_of_waits(&self.at)),
+            false => None,
+        };
+        answer
+    }
+
+    fn ask_once(
         &mut self,
         question: impl FnOnce(&mut ServedStaging) -> Result<PlanStatus, ControlError>,
     ) -> Result<PlanStatus, ControlError> {

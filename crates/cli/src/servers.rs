@@ -1,11 +1,15 @@
 //! Commands that ask a `forebay serve`: which server, who asks, and plans of its buffers.
+//!
+//! Each question that takes long says on standard error which server is waited for, and why ([`ServerWait`]).
 
 use crate::args::ServerArgs;
+use crate::daemon::ServerWait;
 use crate::failure::{Usage, as_control_error};
 use crate::hints::Asked;
 use crate::{secrets, site};
 use forebay_client::Ledger;
 use forebay_net::ServerAddress;
+use forebay_net::handshake::Credential;
 use forebay_proto::PlanId;
 use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StageSpec};
 use forebay_proto::net::ledger::{
@@ -42,10 +46,31 @@ fn flag_of(address: &ServerAddress, args: &ServerArgs) -> String {
     }
 }
 
+/// What the server is shown, beside its address; `buffer` is the one in question, whose secret is enough.
+fn credential_for(
+    args: &ServerArgs,
+    buffer: Option<&BufferName>,
+) -> anyhow::Result<(ServerAddress, Credential)> {
+    let address = address(args)?;
+    let unix = matches!(address, ServerAddress::Unix(_));
+    let credential = secrets::credential(unix, args.secret_file.as_deref(), buffer)?;
+    Ok((address, credential))
+}
+
+/// Says, until it is dropped, why there is no answer, over as many questions as are asked meanwhile: each may end soon, with the
+/// error that another server is away.
+pub fn tell_of_waits(args: &ServerArgs) -> anyhow::Result<ServerWait> {
+    let (address, credential) = credential_for(args, None)?;
+    Ok(ServerWait::begin(&address, &credential))
+}
+
 /// A connection to a server's ledger.
 pub struct Server {
     ledger: Ledger,
     address: ServerAddress,
+    credential: Credential,
+    /// Nobody is told of waits.
+    quiet: bool,
     /// How hints name what was asked.
     asked: Asked,
 }
@@ -53,19 +78,26 @@ pub struct Server {
 impl Server {
     /// Connects; `buffer` is the one in question, whose secret is enough.
     pub fn connect(args: &ServerArgs, buffer: Option<&BufferName>) -> anyhow::Result<Server> {
-        let address = address(args)?;
-        let unix = matches!(address, ServerAddress::Unix(_));
-        let credential = secrets::credential(unix, args.secret_file.as_deref(), buffer)?;
+        let (address, credential) = credential_for(args, buffer)?;
         let asked = Asked {
             server: flag_of(&address, args),
             plans_of: buffer.map(|name| format!("--buffer {name}:")).unwrap_or_default(),
             buffer: buffer.map(ToString::to_string).unwrap_or_default(),
         };
-        Ok(Server { ledger: Ledger::connect(&address, &credential)?, address, asked })
+        let told = ServerWait::begin(&address, &credential);
+        let ledger = Ledger::connect(&address, &credential)?;
+        drop(told);
+        Ok(Server { ledger, address, credential, quiet: false, asked })
+    }
+
+    /// From now on nothing is said of waits: for who shows by itself who does not answer.
+    pub fn quiet(self) -> Server {
+        Server { quiet: true, ..self }
     }
 
     /// Asks; an error of the ledger is an error here, and its hint names this server.
     pub fn ask(&mut self, request: &LedgerRequest) -> Result<LedgerReply, ControlError> {
+        let _told = (!self.quiet).then(|| ServerWait::begin(&self.address, &self.credential));
         self.ledger.ask(request).map_err(|error| self.asked.complete(error))
     }
 

@@ -172,6 +172,11 @@ impl Control {
         Control::connect_store_limited(store_dir, Some(until), ANSWER_TIMEOUT)
     }
 
+    /// The process at the other end; `None` if it is in another PID namespace.
+    pub fn process_id(&self) -> Option<u32> {
+        server_process::id(&self.stream)
+    }
+
     /// Sets the end of the asker's time anew.
     pub fn set_until(&mut self, until: Option<Instant>) {
         (self.until, self.is_limit) = (until, false);

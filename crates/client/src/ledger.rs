@@ -159,7 +159,7 @@ pub(crate) fn describe(what: &str, address: &ServerAddress, error: LinkError) ->
                     told.hint("is `forebay serve` running there?")
                 }
                 std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
-                    silent(&what, address)
+                    silent(&what, address, server_process::seen_stopped_at(address))
                 }
                 _ => told,
             }
@@ -167,9 +167,9 @@ pub(crate) fn describe(what: &str, address: &ServerAddress, error: LinkError) ->
     }
 }
 
-/// A server whose kernel accepted the connection, but which did not answer in time.
-fn silent(what: &str, address: &ServerAddress) -> ControlError {
-    let (why, hint) = match (server_process::stopped_at(address), address) {
+/// A server whose kernel accepted the connection, but which did not answer in time: `stopped` is its process, if that is seen.
+fn silent(what: &str, address: &ServerAddress, stopped: Option<u32>) -> ControlError {
+    let (why, hint) = match (stopped, address) {
         (Some(pid), _) => (
             format!("no answer: its process {pid} is stopped (SIGSTOP, Ctrl-Z or a debugger)"),
             format!("`kill -CONT {pid}` lets it go on; nothing is lost meanwhile"),
@@ -188,4 +188,26 @@ fn silent(what: &str, address: &ServerAddress) -> ControlError {
         ),
     };
     ControlError::new(what, None, &why).errno(libc::ETIMEDOUT).hint(&hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_server_is_told_with_its_process_or_with_how_to_find_it() {
+        let address: ServerAddress = "n1:7".parse().unwrap();
+        let seen = silent("ask the server n1:7", &address, Some(9)).to_string();
+        assert!(
+            seen.contains("its process 9 is stopped") && seen.contains("`kill -CONT 9`"),
+            "{seen}"
+        );
+        // On another machine nobody sees the process.
+        let unseen = silent("ask the server n1:7", &address, None).to_string();
+        assert!(unseen.contains("no answer within the time limit"), "{unseen}");
+        assert!(
+            unseen.contains("on n1, `pgrep forebay") && unseen.contains("`kill -CONT PID`"),
+            "{unseen}"
+        );
+    }
 }

@@ -6,15 +6,18 @@
 //! events are not reproducible, their distribution is, and a phase that ends at its slowest task is
 //! described by order statistics of that distribution.
 
+mod draws;
 pub mod histogram;
 mod modes;
 mod moments;
 mod order;
 pub mod paired;
 mod series;
+mod split;
 
 pub use histogram::{BUCKETS_PER_OCTAVE, Histogram};
 pub use modes::{Mode, modes};
 pub use moments::{Correlation, Moments};
-pub use order::{Split, expected_max, harmonic, median_max, slowest_sum, split};
+pub use order::{expected_max, harmonic, median_max, slowest_sum};
 pub use series::{Period, period};
+pub use split::{Spent, Split, Splitting, split};

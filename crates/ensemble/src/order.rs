@@ -1,6 +1,7 @@
 //! Order statistics: a phase of N tasks ends at the slowest, so its time is the greatest of N draws.
 //! F_N(t) = F(t)^N; the median of the greatest is F^-1(2^(-1/N)).
 
+use crate::draws::{Random, Table};
 use crate::histogram::Histogram;
 
 /// Draws of a simulation: enough for 1 %.
@@ -45,14 +46,27 @@ pub fn slowest_sum(of: &Histogram, tasks: u64, draws: u64) -> f64 {
         return expected_max(of, tasks);
     }
     if draws <= SUMMED_DRAWS {
-        return split(of, tasks, 0.0, &[draws])
-            .first()
-            .map_or(0.0, |one| one.slowest * draws as f64);
+        return simulated_sum(of, tasks, draws);
     }
     // The sum of many draws is normal.
     let draws = draws as f64;
     let median = normal_quantile((-1.0 / tasks.max(1) as f64).exp2());
     draws * of.moments.mean() + median * of.moments.sd() * draws.sqrt()
+}
+
+/// The same, simulated with a fixed seed: the same histogram gives the same answer.
+fn simulated_sum(of: &Histogram, tasks: u64, draws: u64) -> f64 {
+    if of.count() == 0 || tasks == 0 {
+        return 0.0;
+    }
+    let (table, mut random) = (Table::of(of), Random::new());
+    let rounds = SIMULATED_DRAWS / tasks.saturating_mul(draws).max(1);
+    let rounds = rounds.clamp(*ROUNDS.start(), *ROUNDS.end());
+    // Bounded in time: of more tasks, the slowest of so many, which is a little less.
+    let simulated = tasks.min(SIMULATED_DRAWS / ROUNDS.start() / draws).max(1);
+    let mut task = || (0..draws).map(|_| table.draw(&mut random)).sum::<f64>();
+    let mut slowest = || (0..simulated).map(|_| task()).fold(0.0, f64::max);
+    (0..rounds).map(|_| slowest()).sum::<f64>() / rounds as f64
 }
 
 /// The value below which a standard normal draw is with probability `p`.
@@ -77,108 +91,6 @@ fn normal_below(z: f64) -> f64 {
     };
     let sum: f64 = (0..=STEPS).map(|at| weight(at) * density(f64::from(at) * step)).sum();
     0.5 + sum * step / 3.0
-}
-
-/// What splitting each transfer into `parts` would bring.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Split {
-    /// Into how many.
-    pub parts: u64,
-    /// Mean time of the slowest task, in the unit of the histogram, for a whole transfer's bytes.
-    pub slowest: f64,
-}
-
-/// The slowest of `tasks` when each does its transfer as 1, 2, 4, ... parts, each a draw from the distribution
-/// scaled to its bytes. `correlation` is that of a draw with the one before of the same task: with it each
-/// part repeats the one before by that chance, which leaves the distribution as it is.
-///
-/// Simulated with a fixed seed: the same histogram gives the same answer.
-pub fn split(of: &Histogram, tasks: u64, correlation: f64, parts: &[u64]) -> Vec<Split> {
-    if of.count() == 0 || tasks == 0 {
-        return Vec::new();
-    }
-    let table = Table::of(of);
-    let mut random = Random(0x243f_6a88_85a3_08d3);
-    let repeat = correlation.clamp(0.0, 1.0);
-    parts
-        .iter()
-        .filter(|parts| **parts > 0)
-        .map(|parts| {
-            let each = tasks.saturating_mul(*parts);
-            let rounds = (SIMULATED_DRAWS / each.max(1)).clamp(*ROUNDS.start(), *ROUNDS.end());
-            // Bounded in time: of more tasks, the slowest of so many, which is a little less.
-            let simulated = tasks.min(SIMULATED_DRAWS / ROUNDS.start() / parts).max(1);
-            let mut sum = 0.0;
-            for _ in 0..rounds {
-                let slowest = (0..simulated)
-                    .map(|_| task(&table, *parts, repeat, &mut random))
-                    .fold(0.0, f64::max);
-                sum += slowest;
-            }
-            Split { parts: *parts, slowest: sum / rounds as f64 }
-        })
-        .collect()
-}
-
-/// Mean of the draws of one task.
-fn task(table: &Table, parts: u64, repeat: f64, random: &mut Random) -> f64 {
-    let mut draw = table.draw(random);
-    let mut sum = draw;
-    for _ in 1..parts {
-        if random.uniform() >= repeat {
-            draw = table.draw(random);
-        }
-        sum += draw;
-    }
-    sum / parts as f64
-}
-
-/// Quantiles, for draws.
-struct Table(Vec<f64>);
-
-impl Table {
-    const ENTRIES: usize = 1 << 16;
-
-    fn of(histogram: &Histogram) -> Table {
-        let mut values = Vec::with_capacity(Table::ENTRIES + 1);
-        let (count, entries) = (histogram.count() as f64, Table::ENTRIES as f64);
-        let mut below = 0.0;
-        let ratio = 0.5 / f64::from(crate::BUCKETS_PER_OCTAVE);
-        for (_, middle, here) in histogram.buckets().filter(|(_, _, here)| *here > 0) {
-            let above = below + here as f64;
-            while (values.len() as f64) < above / count * entries {
-                let share = (values.len() as f64 / entries * count - below) / here as f64;
-                let value = middle * ((2.0 * share - 1.0) * ratio).exp2();
-                values.push(value.clamp(histogram.moments.min, histogram.moments.max));
-            }
-            below = above;
-        }
-        if values.is_empty() {
-            values.push(0.0);
-        }
-        Table(values)
-    }
-
-    fn draw(&self, random: &mut Random) -> f64 {
-        let at = random.uniform() * self.0.len() as f64;
-        // The last entry stands for the tail: draws there go up to the greatest value.
-        let low = (at as usize).min(self.0.len() - 1);
-        let high = (low + 1).min(self.0.len() - 1);
-        let share = at - low as f64;
-        self.0[low] + (self.0[high] - self.0[low]) * share
-    }
-}
-
-/// A generator with the constants of Marsaglia's xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn uniform(&mut self) -> f64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) as f64 / (1_u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]
@@ -262,22 +174,5 @@ mod tests {
             let ratio = slowest_sum(&of, tasks, draws) / UNIT / (simulated / rounds as f64);
             assert!((ratio - 1.0).abs() < 0.03, "{tasks} of {draws}: {ratio}");
         }
-    }
-
-    #[test]
-    fn splitting_shortens_the_slowest_task_of_independent_draws_only() {
-        let mut random = StdRng::seed_from_u64(5);
-        let of = histogram(|| exponential(&mut random));
-        let found = split(&of, 256, 0.0, &[1, 2, 4, 8, 16]);
-        // Simulated independently before.
-        for (split, wanted) in found.iter().zip([6.12, 4.14, 3.00, 2.31, 1.85]) {
-            let ratio = split.slowest / UNIT / wanted;
-            assert!((ratio - 1.0).abs() < 0.03, "{split:?} {wanted}");
-        }
-        let bound = split(&of, 256, 1.0, &[1, 16]);
-        let ratio = bound[1].slowest / bound[0].slowest;
-        assert!((ratio - 1.0).abs() < 0.05, "{bound:?}");
-        assert_eq!(found, split(&of, 256, 0.0, &[1, 2, 4, 8, 16]));
-        assert!(split(&Histogram::default(), 4, 0.0, &[1]).is_empty());
     }
 }

@@ -176,6 +176,10 @@ impl Notify for Notifier {
         }
     }
 
+    fn names_stay(&self) -> bool {
+        self.has_epoch && self.stood_on.is_now()
+    }
+
     /// First, answers under way that may still say that the attributes can be believed reach
     /// the kernel: later ones have asked the file system after the recall.
     ///

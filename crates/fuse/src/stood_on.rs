@@ -73,12 +73,17 @@ impl StoodOn {
         }
     }
 
+    /// Looks whether something stands on the mount. If so, names that are answered from now on have a short lifetime.
+    pub(crate) fn is_now(&self) -> bool {
+        let is = self.asks.as_ref().is_some_and(|asks| (asks.0)());
+        self.is.store(is, Ordering::Release);
+        is
+    }
+
     /// Looks whether something stands on the mount, and if so, waits until no name is believed any more that was answered
     /// before now. False: all names are to be dropped. `answers_are_sent` returns when answers under way are.
     pub(crate) fn outlasts(&self, answers_are_sent: impl FnOnce()) -> bool {
-        let is = self.asks.as_ref().is_some_and(|asks| (asks.0)());
-        self.is.store(is, Ordering::Release);
-        if !is {
+        if !self.is_now() {
             return false;
         }
         answers_are_sent();

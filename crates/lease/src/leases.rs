@@ -16,7 +16,7 @@
 
 use forebay_proto::Ino;
 use forebay_proto::net::session::SessionId;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -162,6 +162,19 @@ impl Leases {
         self.part(subject).lock().get(&subject).is_some_and(|entry| !entry.local.is_empty())
     }
 
+    /// Opens by which kernels have objects themselves, of all sessions, by inode.
+    pub fn local_opens(&self) -> BTreeMap<Ino, u64> {
+        let mut opens = BTreeMap::new();
+        for part in &self.parts {
+            for (subject, entry) in part.lock().iter().filter(|(_, entry)| !entry.local.is_empty())
+            {
+                let count: u64 = entry.local.iter().map(|(_, count)| count).sum();
+                *opens.entry(subject.ino()).or_insert(0) += count;
+            }
+        }
+        opens
+    }
+
     /// Sessions that may change the file without asking.
     pub fn writers(&self, ino: Ino) -> Vec<SessionId> {
         let subject = Subject::Attrs(ino);
@@ -263,9 +276,11 @@ mod tests {
         leases.opened_locally(Ino(6), A);
         assert_eq!(leases.grant(FILE, B), None);
         assert_eq!(leases.grant(FILE, A), Some(false), "it hears of its own writes");
+        assert_eq!(leases.local_opens(), BTreeMap::from([(Ino(6), 2)]));
         leases.closed_locally(Ino(6), A, 1);
         assert_eq!(leases.grant(FILE, B), None);
         leases.closed_locally(Ino(6), A, 7);
+        assert!(leases.local_opens().is_empty());
         assert_eq!(leases.grant(FILE, B), Some(false));
         leases.session_over(A);
         leases.session_over(B);

@@ -22,7 +22,10 @@ pub const LOOK_MOST: Duration = Duration::from_millis(100);
 /// So late whoever looks may come all at once, without having been late before, where kernels were seen to write: what they
 /// write meanwhile is kept free, up to a part of the capacity ([`Ahead`]). A kernel that writes asks nobody, so no more
 /// than what is free when a stall begins can be promised.
-pub const STALL_HELD: Duration = Duration::from_secs(1);
+pub const STALL_HELD: Duration = Duration::from_secs(5);
+/// So long files that are opened for writing are served, and wait for room, after one of a kernel has outrun who looks
+/// ([`Ahead::is_outrun`]).
+pub const OUTRUN_FOR: Duration = Duration::from_secs(10);
 /// The fastest flash, for that.
 const FLASH_BYTES_PER_S: u64 = 8 << 30;
 /// Part of the capacity that may be written between two looks at the space.
@@ -132,12 +135,16 @@ pub struct Ahead {
     begun: Option<Moment>,
     /// That was longer ago than [`FADE_OVER`]: what they have not written by now they will not write at once.
     is_old: bool,
+    /// What was written until the last look, if that came too late; else 0.
+    written_late: u64,
 }
 
 /// See [`Ahead`].
 const FADE_OVER: Duration = Duration::from_secs(10);
 /// Most of the capacity (one part in so many) that is kept free, whatever the rate.
 const AHEAD_MOST_SHARE: u64 = 2;
+/// A look that comes so late, beside its pause, is late by a stall and not by a busy processor.
+const LATE_LEAST: Duration = LOOK_MOST;
 
 impl Ahead {
     /// A look begins, with so much free.
@@ -145,14 +152,27 @@ impl Ahead {
         self.fade(now);
         let begun = *self.begun.get_or_insert(now);
         self.is_old = now.since(begun) >= FADE_OVER;
+        self.written_late = 0;
         let Some((then, left, pause)) = self.last.take() else { return };
         let took = now.since(then);
-        let written = left.saturating_sub(free_bytes) as f64;
+        let written = left.saturating_sub(free_bytes);
         // Of a moment no rate can be told.
         if took >= LOOK_LEAST / 2 {
-            self.bytes_per_s = self.bytes_per_s.max(written / took.as_secs_f64());
+            self.bytes_per_s = self.bytes_per_s.max(written as f64 / took.as_secs_f64());
         }
-        self.late = self.late.max(took.saturating_sub(pause));
+        let late = took.saturating_sub(pause);
+        if late >= LATE_LEAST {
+            self.written_late = written;
+        }
+        self.late = self.late.max(late);
+    }
+
+    /// At a look: true if kernels were faster than their room can be looked after. They met a full flash, or would in a stall
+    /// twice as long as the last one although as much is kept free as ever is; and there is clean data, for which a writer
+    /// that is served could have waited.
+    pub fn is_outrun(&self, free_bytes: u64, clean_bytes: u64, capacity_bytes: u64) -> bool {
+        let most = capacity_bytes / AHEAD_MOST_SHARE;
+        clean_bytes > 0 && (free_bytes == 0 || self.written_late > most / 2)
     }
 
     /// By time and not by looks: those come as fast as room is scarce.
@@ -177,13 +197,13 @@ impl Ahead {
 
     /// Kernels have stopped to write. What was seen of them is for the next file, too.
     pub fn rests(&mut self) {
-        *self = Ahead { last: None, begun: None, is_old: false, ..*self };
+        *self = Ahead { last: None, begun: None, is_old: false, written_late: 0, ..*self };
     }
 
     /// Below this clean data goes.
     pub fn low_bytes(&self, capacity_bytes: u64) -> u64 {
         // The next look may be as late once more, and what goes then takes as long.
-        let unseen = LOOK_MOST + (2 * self.late).max(STALL_HELD);
+        let unseen = LOOK_MOST + self.late + self.late.max(STALL_HELD);
         let written = (self.bytes_per_s * unseen.as_secs_f64()) as u64;
         let least = match self.is_old {
             true => capacity_bytes / LOW_SHARE,
@@ -346,19 +366,42 @@ mod tests {
         let (mb, takes) = (1_000_000, LOOK_LEAST);
         let ends = |bytes_per_s: u64, stall: Duration, at: u32| {
             let late = |look: u32| if look == at { stall } else { Duration::ZERO };
-            writes_to_the_end(GIB, bytes_per_s, late, takes)
+            writes_to_the_end(8 * GIB, bytes_per_s, late, takes)
         };
         // Of who writes faster, as long as half of the capacity lasts.
-        let short = Duration::from_millis(150);
+        let short = Duration::from_millis(1_500);
         for at in 2..26 {
-            assert!(ends(400 * mb, STALL_HELD, at), "before look {at}");
+            assert!(ends(700 * mb, STALL_HELD, at), "before look {at}");
             assert!(ends(2_000 * mb, short, at), "a fast one, before look {at}");
         }
         // While nothing is known of the rate: what is free at the open.
         for at in [0, 1] {
-            assert!(ends(400 * mb, Duration::from_millis(600), at), "before look {at}");
+            assert!(ends(400 * mb, STALL_HELD, at), "before look {at}");
+            assert!(ends(700 * mb, Duration::from_millis(2_800), at), "before look {at}");
         }
         assert!(!ends(2_000 * mb, STALL_HELD, 2), "more than there is room for");
+    }
+
+    #[test]
+    fn who_outran_their_room_is_served_only_where_a_stall_shows_it_and_clean_data_is_there() {
+        let at = Moment::from_ms;
+        let after = |written: u64, took_ms: i64| {
+            let mut ahead = Ahead::default();
+            ahead.looked(at(0), at(0), GIB / 2, LOOK_MOST);
+            ahead.looks(at(took_ms), GIB / 2 - written);
+            ahead
+        };
+        let is_outrun = |ahead: Ahead| ahead.is_outrun(GIB / 8, GIB / 8, GIB);
+        assert!(!is_outrun(after(GIB / 3, 100)), "fast, and the look came in time");
+        assert!(!is_outrun(after(GIB / 8, 2_000)), "a stall that could be twice as long");
+        let outrun = after(GIB / 3, 2_000);
+        assert!(is_outrun(outrun));
+        assert!(!outrun.is_outrun(GIB / 8, 0, GIB), "nothing could go");
+        assert!(after(0, 100).is_outrun(0, GIB / 8, GIB), "they met a full flash");
+        let mut later = outrun;
+        later.looked(at(2_000), at(2_000), GIB / 2, LOOK_MOST);
+        later.looks(at(2_100), GIB / 2);
+        assert!(!is_outrun(later), "the last look came in time");
     }
 
     #[test]
@@ -376,20 +419,20 @@ mod tests {
 
     #[test]
     fn the_rate_that_was_seen_is_for_the_next_file_too() {
-        let (mut ahead, at) = (Ahead::default(), Moment::from_ms);
+        let (mut ahead, at, capacity) = (Ahead::default(), Moment::from_ms, 6 * GIB);
         ahead.looked(at(0), at(0), GIB, LOOK_MOST);
         ahead.looks(at(0), GIB);
         ahead.looked(at(0), at(0), GIB, LOOK_MOST);
         ahead.looks(at(100), GIB - 40_000_000);
-        let low = ahead.low_bytes(GIB);
-        assert!((430_000_000..450_000_000).contains(&low), "{low}: 1.1 s of 400 MB/s");
+        let low = ahead.low_bytes(capacity);
+        assert!((2_030_000_000..2_050_000_000).contains(&low), "{low}: 5.1 s of 400 MB/s");
         ahead.rests();
         ahead.looks(at(1_000), GIB);
-        let next = ahead.low_bytes(GIB);
-        assert!(next > headroom_bytes(GIB) && next < low, "{next}");
+        let next = ahead.low_bytes(capacity);
+        assert!(next > headroom_bytes(capacity) && next < low, "{next}");
         ahead.rests();
         ahead.looks(at(60_000), GIB);
-        assert_eq!(ahead.low_bytes(GIB), headroom_bytes(GIB), "long ago");
+        assert_eq!(ahead.low_bytes(capacity), headroom_bytes(capacity), "long ago");
     }
 
     #[test]

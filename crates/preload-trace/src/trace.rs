@@ -6,6 +6,7 @@
 //! of fork finds empty: generation 0 means that there is no file yet.
 
 use crate::{clock, names, sys};
+use blocks::{forget_block, forget_run, made_present, present};
 use forebay_trace_format::Op;
 use forebay_trace_format::layout::{self, flag, header, lost, told, two};
 use std::cell::Cell;
@@ -13,8 +14,8 @@ use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
 };
 
-/// MADV_POPULATE_WRITE, since Linux 5.14.
-const POPULATE_WRITE: libc::c_int = 23;
+mod blocks;
+
 /// Largest file of a process if nobody says otherwise.
 const LIMIT_DEFAULT: u64 = 4 << 30;
 /// Smallest one that is tried.
@@ -55,6 +56,8 @@ struct Page {
     file_blocks: AtomicU64,
     /// Somebody extends the file.
     extending: AtomicU32,
+    /// Blocks that were made present together, see `blocks::packed`.
+    present: AtomicU64,
     /// The last id given to a name.
     names: AtomicU32,
     /// Ticks before which the file system is not asked again.
@@ -74,6 +77,8 @@ struct Thread {
     /// Next slot, counted from the begin of the file; on a block's boundary there is none left.
     next: AtomicU64,
     tid: Cell<u32>,
+    /// Full blocks of it that are still in memory, see `blocks::packed`.
+    full: Cell<u64>,
 }
 
 /// Where this thread's cursor lies: one load and one addition. What the compiler makes of `thread_local!` in a library calls the
@@ -118,7 +123,12 @@ mod local {
 
     thread_local! {
         static THREAD: Thread = const {
-            Thread { generation: Cell::new(0), next: AtomicU64::new(0), tid: Cell::new(0) }
+            Thread {
+                generation: Cell::new(0),
+                next: AtomicU64::new(0),
+                tid: Cell::new(0),
+                full: Cell::new(0),
+            }
         };
     }
 
@@ -599,42 +609,6 @@ pub fn ended(how: u32) {
     }
 }
 
-/// Makes a range of the file present in memory, so that writing there needs no more room. False if the
-/// file system refuses.
-fn present(base: *mut u8, offset: usize, bytes: usize) -> bool {
-    // SAFETY: the range is within the mapping.
-    let address = unsafe { base.add(offset) };
-    let unit = 4096_usize.max(unit_bytes());
-    let misaligned = address as usize % unit;
-    // SAFETY: rounded down to a page, which is of the same mapping.
-    let address = unsafe { address.sub(misaligned) };
-    let whole = (bytes + misaligned).next_multiple_of(unit);
-    if sys::advise(address, whole, POPULATE_WRITE) {
-        return true;
-    }
-    sys::errno() == libc::EINVAL && written(offset, bytes)
-}
-
-/// The same for kernels that do not know MADV_POPULATE_WRITE: zeros where nothing was written before.
-fn written(offset: usize, bytes: usize) -> bool {
-    static ZEROS: [u8; layout::BLOCK_BYTES] = [0; layout::BLOCK_BYTES];
-    // SAFETY: set by `make`, which is over or calls this.
-    let path = unsafe { &*PATH.0.get() };
-    let fd = sys::open(path, libc::O_RDWR | libc::O_CLOEXEC, 0);
-    if fd < 0 {
-        return false;
-    }
-    let zeros = ZEROS.get(..bytes).unwrap_or(&ZEROS);
-    let done = sys::pwrite_all(fd, zeros, offset as u64);
-    sys::close(fd);
-    done
-}
-
-fn unit_bytes() -> usize {
-    // SAFETY: only a number.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
 /// A new block, made present; `None` if there is no room for one.
 fn new_block(page: &Page) -> Option<u64> {
     let base = page.base.load(Ordering::Relaxed);
@@ -655,8 +629,7 @@ fn new_block(page: &Page) -> Option<u64> {
             Err(now) => number = now,
         }
     }
-    let offset = number as usize * layout::BLOCK_BYTES;
-    if !extended(page, number + 1) || !present(base, offset, layout::BLOCK_BYTES) {
+    if !extended(page, number + 1) || !made_present(page, number) {
         lost_why.fetch_or(lost::SPACE, Ordering::Relaxed);
         let _ = blocks.compare_exchange(number + 1, number, Ordering::AcqRel, Ordering::Relaxed);
         let until = clock::ticks().wrapping_add(REFUSED_TICKS);
@@ -698,6 +671,9 @@ unsafe extern "C" fn thread_ends(_: *mut libc::c_void) {
     let Some(page) = page() else { return };
     local::with(|thread| {
         let next = thread.next.swap(0, Ordering::Relaxed);
+        if thread.generation.get() == generation() {
+            forget_run(page, thread.full.replace(0));
+        }
         if thread.generation.get() != generation() || next % layout::BLOCK_SLOTS == 0 {
             return;
         }
@@ -779,6 +755,7 @@ fn claim_slowly(slots: u64) -> Option<*mut AtomicU64> {
         if thread.generation.get() != generation || thread.tid.get() == 0 {
             thread.next.store(0, Ordering::Relaxed);
             thread.tid.set(sys::tid());
+            thread.full.set(0);
             thread.generation.set(generation);
         }
         let left = thread.next.load(Ordering::Relaxed);
@@ -800,7 +777,7 @@ fn claim_slowly(slots: u64) -> Option<*mut AtomicU64> {
         let tid = thread.tid.get();
         write(address(page, first), [two(layout::BLOCK_HEAD.into(), tid), number, 0, 0]);
         thread.next.store(first + 1 + slots, Ordering::Relaxed);
-        forget_block(page, left);
+        forget_block(page, thread, left);
         later_anchor();
         Some(address(page, first + 1))
     })
@@ -819,16 +796,6 @@ fn take_over(page: &Page, tid: u32, slots: u64) -> Option<u64> {
         }
     }
     None
-}
-
-/// Takes a full block out of this process's memory; its pages stay the file's.
-fn forget_block(page: &Page, next: u64) {
-    if next == 0 || unit_bytes() > layout::BLOCK_BYTES {
-        return;
-    }
-    let number = (next - 1) / layout::BLOCK_SLOTS;
-    let block = address(page, number * layout::BLOCK_SLOTS).cast();
-    sys::advise(block, layout::BLOCK_BYTES, libc::MADV_DONTNEED);
 }
 
 /// Writes a slot, its first word last.

@@ -481,6 +481,11 @@ pub trait Notify: Send + Sync {
     fn names_recalled(&self) -> bool {
         false
     }
+    /// Whether [`Notify::names_recalled`] would wait now until names are over by themselves, since other mounts stand on
+    /// them: for up to a lease.
+    fn names_stay(&self) -> bool {
+        false
+    }
     /// No attributes of the inode are believed any more without asking when this returns. Pages
     /// go a little later. Waits for no lock that a request may hold.
     fn attr_recalled(&self, ino: Ino) {

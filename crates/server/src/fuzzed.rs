@@ -282,6 +282,7 @@ mod tests {
             session: SessionId(7),
             slot: SlotId(1),
             slot_seq: 9,
+            attempt: Default::default(),
             caller: Caller { uid: 1000, gid: 100, ..Caller::default() },
             cpu: Some(1),
             given_back: Default::default(),

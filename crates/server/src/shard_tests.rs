@@ -13,6 +13,7 @@ mod power_data;
 mod power_logs;
 mod races;
 mod random;
+mod references;
 mod world;
 
 use forebay_namespace::testing::BY_HAND;

@@ -14,7 +14,7 @@ use crate::{
     findings,
 };
 use foldhash::HashMap;
-use forebay_ensemble::{modes, slowest_sum, split};
+use forebay_ensemble::{Spent, Splitting, modes, slowest_sum, split};
 use forebay_trace_format::Class;
 
 /// Groups, files and modes that are reported.
@@ -178,11 +178,15 @@ fn group(key: Key, stats: &Stats, simulate: bool) -> Group {
     let slowest = slowest(stats);
     let parts = [1, 2, 4, 8, 16];
     let worth = simulate && tasks > 1 && key.size != NO_SIZE && of.count() >= 32;
-    let split = match worth {
-        true => split(of, tasks, correlation, &parts),
-        false => Vec::new(),
+    let spent: Vec<Spent> = stats
+        .tasks
+        .values()
+        .map(|(calls, seconds)| Spent { calls: *calls, time: seconds * NS })
+        .collect();
+    let splitting = match worth {
+        true => split(of, &spent, correlation, &parts),
+        false => Splitting::default(),
     };
-    let now = split.first().map_or(1.0, |one| one.slowest);
     Group {
         call: key.op.name(),
         size: SIZES.get(usize::from(key.size)).map_or("", |(_, name)| name),
@@ -206,12 +210,20 @@ fn group(key: Key, stats: &Stats, simulate: bool) -> Group {
             .collect(),
         correlation,
         slowest,
-        split: split
-            .iter()
-            .skip(1)
-            .map(|one| SplitGain { parts: one.parts, ratio: one.slowest / now.max(1e-9) })
-            .collect(),
+        split: gains(&splitting, slowest.as_ref(), stats),
+        own_share: splitting.own_share,
     }
+}
+
+/// The slowest task's time with smaller transfers against now: no less than the mean task takes, whatever the model says.
+fn gains(splitting: &Splitting, slowest: Option<&Slowest>, stats: &Stats) -> Vec<SplitGain> {
+    let Some(now) = splitting.by_parts.first() else { return Vec::new() };
+    let mean_s = stats.tasks.values().map(|(_, seconds)| seconds).sum::<f64>()
+        / stats.tasks.len().max(1) as f64;
+    let least = slowest.map_or(0.0, |slowest| mean_s / slowest.measured_s.max(1e-12));
+    let ratio = |time: f64| (time / now.slowest.max(1e-9)).max(least).min(1.0);
+    let smaller = splitting.by_parts.iter().skip(1);
+    smaller.map(|one| SplitGain { parts: one.parts, ratio: ratio(one.slowest) }).collect()
 }
 
 /// The slowest task against the prediction from the distribution.

@@ -1,6 +1,6 @@
 //! The report as one page of HTML: of one run, or of two side by side.
 
-use crate::text::{bytes, called, rate, several, time};
+use crate::text::{bytes, called, rate, several, splitting, time};
 use crate::{BufferSeen, Group, Lanes, Report};
 use forebay_plot_page::{Axis, Cells, Chart, Kind, Mark, Page, Section, Series, Shape, Unit};
 use std::collections::BTreeMap;
@@ -588,12 +588,8 @@ fn histogram(group: &Group) -> Chart {
             time(slowest.predicted_s)
         ));
     }
-    if let Some(split) = group.split.iter().find(|split| split.parts == 8) {
-        chart.note.push_str(&format!(
-            " In 8 parts each, the slowest task would need {:.0} % of its time now (correlation from call to call {:.2}).",
-            100.0 * split.ratio,
-            group.correlation
-        ));
+    if let Some(told) = splitting(group) {
+        chart.note.push_str(&format!(" Splitting: {told}."));
     }
     chart
 }

@@ -244,8 +244,11 @@ pub struct Group {
     pub correlation: f64,
     /// The slowest task, if several took part.
     pub slowest: Option<Slowest>,
-    /// What splitting each transfer would bring.
+    /// What splitting each transfer would bring, if calls are independent but for `own_share`.
     pub split: Vec<SplitGain>,
+    /// Share of the variance of the tasks' times that independent calls do not explain: tasks are slow by themselves. 0 also of
+    /// tasks with one call each, and where `split` is empty.
+    pub own_share: f64,
 }
 
 /// A peak, and what it can be.

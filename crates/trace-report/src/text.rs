@@ -8,6 +8,8 @@ const GROUPS: usize = 12;
 const FILES: usize = 8;
 const FINDINGS: usize = 5;
 const BURSTS: usize = 6;
+/// Splitting transfers is worth a word where the slowest task could take so much of its time.
+const WORTH_BELOW: f64 = 0.9;
 /// Longest path that is shown.
 const PATH: usize = 60;
 /// Width of the progress curve.
@@ -359,17 +361,32 @@ fn details(group: &Group, out: &mut String) -> std::fmt::Result {
             time(slowest.predicted_s)
         )?;
     }
-    if let Some(best) = group.split.iter().find(|split| split.parts == 8).filter(|s| s.ratio < 0.9)
-    {
-        writeln!(
-            out,
-            "      each transfer in {} parts: slowest {:.0} % of now (correlation from call to call {:.2})",
-            best.parts,
-            100.0 * best.ratio,
-            group.correlation
-        )?;
+    if let Some(told) = splitting(group) {
+        writeln!(out, "      {told}")?;
     }
     Ok(())
+}
+
+/// What splitting its transfers would bring, in words, if that is worth a word.
+pub fn splitting(group: &Group) -> Option<String> {
+    let slowest = group.slowest?;
+    let split = group.split.iter().find(|split| split.parts == 8)?;
+    let (parts, now) = (split.parts, 100.0 * split.ratio);
+    // Where all tasks take as long there is nothing to gain.
+    let uneven = group.sum_s / slowest.tasks.max(1) as f64 <= WORTH_BELOW * slowest.measured_s;
+    if split.ratio < WORTH_BELOW {
+        Some(format!(
+            "each transfer in {parts} parts: slowest {now:.0} % of now, if calls are independent (correlation from call to call {:.2})",
+            group.correlation
+        ))
+    } else if group.own_share > 0.5 && uneven {
+        Some(format!(
+            "splitting transfers helps little (in {parts} parts: slowest {now:.0} % of now): {:.0} % of the variance of the tasks' times is not that of single calls",
+            100.0 * group.own_share
+        ))
+    } else {
+        None
+    }
 }
 
 fn tasks(report: &Report, out: &mut String) -> std::fmt::Result {

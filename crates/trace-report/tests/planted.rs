@@ -125,6 +125,44 @@ fn a_slow_rank_is_named() {
     assert!(slowest.measured_s > 1.5 * slowest.predicted_s, "{slowest:?}");
 }
 
+/// No task gets faster than the mean one by splitting.
+fn splits_stay_above_the_mean_task(report: &Report) {
+    for group in report.groups.iter().filter(|group| !group.split.is_empty()) {
+        let slowest = group.slowest.unwrap();
+        let mean_s = group.sum_s / slowest.tasks as f64;
+        for split in &group.split {
+            assert!(split.ratio * slowest.measured_s > 0.999 * mean_s, "{split:?} {slowest:?}");
+            assert!(split.ratio <= 1.0, "{split:?}");
+        }
+    }
+}
+
+#[test]
+fn splitting_transfers_is_said_to_help_where_calls_are_slow_by_chance() {
+    let told = |slow: f64| {
+        let mut planted = Planted::new(31);
+        for number in 0..64 {
+            let mut rank = planted.rank(number, 64, &format!("/pfs/out.{number}"));
+            let times = if number < 8 { slow } else { 1.0 };
+            for at in 0..9 {
+                let chance = -(1.0 - planted.random.random::<f64>()).ln();
+                rank.call(Op::Pwrite, at * MIB, MIB, (5e6 * times * chance) as u64);
+            }
+            planted.put(&format!("n.{number}.1.fbt"), rank);
+        }
+        let report = planted.report();
+        splits_stay_above_the_mean_task(&report);
+        (text(&report), report.groups[0].own_share)
+    };
+    // Of one call each it would be a third of now.
+    let (shown, own) = told(1.0);
+    assert!(shown.contains("each transfer in 8 parts: slowest"), "{shown}");
+    assert!(shown.contains("if calls are independent") && own < 0.3, "{own} {shown}");
+    let (shown, own) = told(10.0);
+    assert!(shown.contains("splitting transfers helps little (in 8 parts: slowest"), "{shown}");
+    assert!(!shown.contains("each transfer in 8 parts") && own > 0.5, "{own} {shown}");
+}
+
 #[test]
 fn one_in_a_thousand_that_stalls_is_named() {
     let mut planted = Planted::new(3);
@@ -495,6 +533,8 @@ fn the_trace_that_ships_with_the_demo_says_what_the_guide_says() {
     let (before, after) = (of("before"), of("after"));
     let ids =
         |report: &Report| report.findings.iter().map(|finding| finding.id).collect::<Vec<_>>();
+    splits_stay_above_the_mean_task(&before);
+    splits_stay_above_the_mean_task(&after);
     assert_eq!(ids(&before)[..2], ["sync-per-write", "slow-task"], "{}", text(&before));
     assert_eq!((before.totals.writes, before.totals.syncs), (1_500, 1_516));
     assert_eq!((before.ranks, before.tasks), (true, 4));

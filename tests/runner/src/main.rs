@@ -15,12 +15,14 @@
 //! * [`leftovers`]: what tests leave on the machine.
 //! * [`promises`]: the tests that docs/PROMISES.md and docs/TRAPS.md name, and whether a run has them.
 //! * [`run`]: processes, limits, output, times.
+//! * [`stalls`]: when the machine stood still.
 
 mod build;
 mod junit;
 mod leftovers;
 mod promises;
 mod run;
+mod stalls;
 mod tiers;
 
 use anyhow::{Context, Result, bail};
@@ -130,6 +132,7 @@ fn main() -> Result<ExitCode> {
         times: built.target.join("test-times.json"),
         junit: built.target.join("test-junit.xml"),
         variables: built.variables,
+        stalls: stalls::Stalls::watch()?,
     };
     run::run(&plan, &tiers)
 }

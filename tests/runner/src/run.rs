@@ -6,11 +6,13 @@
 //! alone come last.
 //!
 //! Tests that failed are tried again after all others have ended, each alone: one that passes then is flaky. The
-//! run does not fail for it, and names it at its end with what it said, for its cause to be found.
+//! run does not fail for it, and names it at its end with what it said, for its cause to be found, and with how long the
+//! machine stood still meanwhile.
 
 use crate::build::Test;
 use crate::junit;
 use crate::leftovers::{self, Seen};
+use crate::stalls::Stalls;
 use crate::tiers::Tiers;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -54,6 +56,8 @@ pub struct Plan {
     pub junit: PathBuf,
     /// Environment variables of the tests.
     pub variables: Vec<(String, PathBuf)>,
+    /// When the machine stood still.
+    pub stalls: Stalls,
 }
 
 #[derive(Clone)]
@@ -104,6 +108,21 @@ pub struct Failure {
     /// The lines of the output that tell most: panics and seeds.
     pub said: Vec<String>,
     output: PathBuf,
+    /// When the attempt began and ended.
+    ran: (Instant, Instant),
+}
+
+impl Failure {
+    /// Why it failed, with the longest time that the machine stood still meanwhile.
+    fn told(&self, stalls: &Stalls) -> String {
+        match stalls.longest_within(self.ran.0, self.ran.1) {
+            None => self.why.clone(),
+            Some(longest) => {
+                let seconds = longest.as_secs_f64();
+                format!("{} (the machine stood still for {seconds:.1} s meanwhile)", self.why)
+            }
+        }
+    }
 }
 
 /// Runs all, says what failed and why, and closes with a line `N passed, N failed`.
@@ -128,12 +147,12 @@ pub fn run(plan: &Plan, tiers: &Tiers) -> Result<ExitCode> {
     let (took, after) = (started.elapsed(), processor_time());
     println!("\n{} tests in {:.0} s{}", all, took.as_secs_f64(), busy(before, after));
     slowest(&ended);
-    tell_flaky(&ended);
+    tell_flaky(&ended, &plan.stalls);
     let mut failed = 0;
     for one in &ended {
         if let Some(failure) = &one.failure {
             failed += 1;
-            println!("FAILED {}: {}", one.name(), failure.why);
+            println!("FAILED {}: {}", one.name(), failure.told(&plan.stalls));
         }
     }
     println!("{} passed, {failed} failed", all - failed);
@@ -196,10 +215,11 @@ fn retry(plan: &Plan, ended: &mut [Ended], number: &mut usize) -> Result<()> {
 }
 
 /// The tests that passed at a later attempt only, with what the one before said.
-fn tell_flaky(ended: &[Ended]) {
+fn tell_flaky(ended: &[Ended], stalls: &Stalls) {
     for one in ended {
         let Some((failure, attempt)) = &one.flaky else { continue };
-        println!("FLAKY {}: passed at attempt {attempt}; before: {}", one.name(), failure.why);
+        let before = failure.told(stalls);
+        println!("FLAKY {}: passed at attempt {attempt}; before: {before}", one.name());
         failure.said.iter().for_each(|line| println!("      {line}"));
     }
 }
@@ -276,7 +296,7 @@ fn start(plan: &Plan, waiting: Waiting, number: usize) -> Result<Running> {
         .stderr(file)
         .process_group(0);
     // SAFETY: one call of the kernel, which a process may make between fork and exec: a test dies with
-    // the runner, whose only thread starts it.
+    // the runner's main thread, which starts it.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -319,7 +339,8 @@ fn look(running: &mut Running) -> Result<Option<Gone>> {
 }
 
 fn end(plan: &Plan, running: Running, gone: Gone) -> Ended {
-    let (took, pid) = (running.since.elapsed(), running.child.id());
+    let ran = (running.since, Instant::now());
+    let (took, pid) = (ran.1.saturating_duration_since(ran.0), running.child.id());
     let (waiting, status) = (running.waiting, gone.status);
     let said = tail(&running.output);
     match status.signal() {
@@ -347,7 +368,7 @@ fn end(plan: &Plan, running: Running, gone: Gone) -> Ended {
     } else {
         let _ = std::fs::remove_file(&running.output);
     }
-    let failure = why.map(|why| Failure { why, said: telling(&said), output: running.output });
+    let failure = why.map(|why| Failure { why, said: telling(&said), output: running.output, ran });
     Ended { waiting, took, worked: gone.worked, failure, flaky: None }
 }
 
@@ -512,6 +533,7 @@ mod tests {
             times: dir.path().join("times"),
             junit: dir.path().join("junit.xml"),
             variables: Vec::new(),
+            stalls: Stalls::default(),
         };
         let mut number = 0;
         let mut ended = run_all(&plan, list, &mut number).unwrap();

@@ -191,24 +191,53 @@ fn images_are_sound(on: &Path, point: &Path) {
     }
 }
 
+/// A loop device, and the file behind it.
+struct LoopDevice {
+    backing: PathBuf,
+    file: String,
+}
+
+impl LoopDevice {
+    /// That of what is mounted on a point.
+    fn mounted_on(point: &Path) -> LoopDevice {
+        let source = run(Command::new("findmnt").args(["-n", "-o", "SOURCE", "-M"]).arg(point));
+        let name = source.trim().strip_prefix("/dev/").unwrap_or_else(|| panic!("{source}"));
+        let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
+        let file = fs::read_to_string(&backing).unwrap();
+        LoopDevice { backing, file }
+    }
+
+    /// Waits until the kernel has let go of the file. Another test that begins a mount namespace has a copy of the mount
+    /// until it has let go of it. With the last copy the file system writes what it still has, its superblock too: by
+    /// the fast path that goes into the image, whose mount has died, and beside whoever repairs the image meanwhile.
+    fn wait_until_gone(self) {
+        let now = || fs::read_to_string(&self.backing).ok();
+        let is_gone = || now().is_none_or(|file| file != self.file);
+        until("the loop device is gone", LIMIT, is_gone);
+    }
+}
+
 /// Mounts an image and writes into it: what is synced, and what is not.
-fn write_into(image: &Path, point: &Path) {
+fn write_into(image: &Path, point: &Path) -> LoopDevice {
     run(Command::new("mount").args(["-o", "loop"]).arg(image).arg(point));
+    let device = LoopDevice::mounted_on(point);
     said_by(
         "rm -r *; head -c 3000000 /dev/urandom > synced; sha256sum synced > sums; sync -f .",
         point,
     );
     let late = format!("head -c 9000000 /dev/urandom > {}/late", point.display());
     let _ = try_run_for(Command::new("bash").args(["-c", &late]), LIMIT);
+    device
 }
 
 /// An image is written when the mount is killed: what was synced in it is there, and its own fsck finds nothing wrong.
 fn an_image_outlives_a_kill(on: &Path, point: &Path, kill: impl FnOnce(), mount: impl FnOnce()) {
     let image = on.join("ext4.img");
-    write_into(&image, point);
+    let device = write_into(&image, point);
     kill();
-    // It cannot be written any more; the kernel says so to whoever tries.
+    // What it has behind its device may be written for as long as it is mounted, or not any more: that is the kernel's.
     let _ = try_run_for(Command::new("umount").arg(point), LIMIT);
+    device.wait_until_gone();
     mount();
     let (ok, said) = try_run_for(Command::new("e2fsck").arg("-fp").arg(&image), LIMIT);
     assert!(
@@ -229,9 +258,10 @@ fn an_xfs_image_outlives_a_kill(
     mount: impl FnOnce(),
 ) {
     let image = on.join("xfs.img");
-    write_into(&image, point);
+    let device = write_into(&image, point);
     kill();
     let _ = try_run_for(Command::new("umount").arg(point), LIMIT);
+    device.wait_until_gone();
     mount();
     // Two mounts of one UUID are refused: that of before may take a moment to go.
     until("the image is mounted again", LIMIT, || {
@@ -299,12 +329,14 @@ const BY_FUSE: &str = r#"
     fuse-overlayfs -o lowerdir=lower,upperdir=upper,workdir=work merged; find merged -printf '%p %y\n' | sort; umount merged
 "#;
 
-/// Many overlays over one lower directory on the buffer, at the same time, with all that a kernel overlay can ask of it.
+/// Many overlays over one lower directory on the buffer, at the same time, with all that a kernel overlay can ask of it. Its
+/// layers have whole paths: an overlay whose layers are named by where its maker was may lie on any mount, so those of
+/// other tests would wait for names that they take for stood on.
 const MANY: &str = r#"
     mkdir -p lower/dir; for i in $(seq 50); do echo $i > lower/dir/$i; done
     for n in $(seq 32); do
         mkdir -p $n/upper $n/work $n/merged
-        mount -t overlay overlay -o lowerdir=lower,upperdir=$n/upper,workdir=$n/work,index=on,nfs_export=on $n/merged
+        mount -t overlay overlay -o lowerdir=$PWD/lower,upperdir=$PWD/$n/upper,workdir=$PWD/$n/work,index=on,nfs_export=on $n/merged
     done
     for n in $(seq 32); do (rm $n/merged/dir/$n; echo mine > $n/merged/dir/made; mv $n/merged/dir/5$((n % 1)) $n/merged/kept) & done; wait
     for n in $(seq 32); do echo $n $(ls $n/merged/dir | wc -l) $(cat $n/merged/dir/* | sort | sha256sum); umount $n/merged; done

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::cached::{self, cache, data_server_of, everything, name_at, pattern, sums};
+use forebay_tests::procs::{try_run_until, wait_until_stopped};
 use forebay_tests::served::{Served, Via};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -204,6 +205,46 @@ fn a_data_server_that_hangs_holds_changes_of_names_up_for_a_moment_only() {
     left.sort();
     assert_eq!(left, [names[5].clone(), "moved".to_string()], "as the data server heard it later");
     assert!(std::fs::read(served.pfs("moved")).unwrap() == pattern(9, 300_000));
+}
+
+/// Whoever is asked, the mount or the server of the names: it answers, and waits for the other server.
+#[test]
+fn commands_of_a_cache_name_the_stopped_server_that_the_one_they_ask_waits_for() {
+    /// Less than it takes to give up.
+    const TOLD_WITHIN: Duration = Duration::from_secs(8);
+    let served = cache(2, &["--drain", "end"], &[]);
+    let (asked, stopped) = (served.server_of_part(0), served.server_of_part(1));
+    let mount = served.mount(Via::AtServer(asked));
+    let name = name_at(&served, mount, 1, "f");
+    std::fs::write(served.root(mount).join(&name), pattern(3, 100_000)).unwrap();
+    let (at, named) = (served.unix_at(asked), format!("shared:/{name}"));
+    let point = served.root(mount).to_str().unwrap().to_string();
+    let commands: [&[&str]; 6] = [
+        &["invalidate", &named, "--server", &at],
+        &["drain-rate", "--server", &at, "shared:", "1MiB"],
+        &["wait", "shared:/", "--server", &at],
+        &["status", "shared:/", "--server", &at],
+        &["wait", &point],
+        &["drain-rate", &point, "1MiB"],
+    ];
+    let pid = served.server_pid(stopped);
+    served.signal_server(stopped, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let go_on = format!("`kill -CONT {pid}`");
+    let said = std::thread::scope(|scope| {
+        let running = commands.map(|command| {
+            let mut asks = served.forebay(command);
+            let is_enough = |text: &str| text.contains(&go_on);
+            (command, scope.spawn(move || try_run_until(&mut asks, TOLD_WITHIN, is_enough).1))
+        });
+        running.map(|(command, told)| (command, told.join().unwrap()))
+    });
+    served.signal_server(stopped, libc::SIGCONT);
+    for (command, text) in said {
+        assert!(text.contains("waiting for the server "), "{command:?}: {text}");
+        assert!(text.contains(&go_on), "{command:?}: {text}");
+    }
+    must_be_durable(&served, &everything());
 }
 
 /// What the PFS has of lost files counts when their owner says so: they were never drained.

@@ -8,10 +8,12 @@ use forebay_tests::served::{Options, Served, Store, Via};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than a mount goes by what it saw in other mount namespaces.
 const LOOK_AGAIN: Duration = Duration::from_millis(150);
+/// Much less than a lease, for a call on a busy machine.
+const SOON: Duration = Duration::from_secs(6);
 /// Rounds of changes by the other mount: each takes the names of a directory back.
 const ROUNDS: usize = 3;
 
@@ -73,20 +75,27 @@ fn stays(servers: usize) {
         );
         fs::write(layers.join("lower/sub/low"), "low").unwrap();
         let merged = tempfile::tempdir().unwrap();
-        let options = "lowerdir=lower,upperdir=upper,workdir=work";
+        let [lower, upper, work] = ["lower", "upper", "work"].map(|name| layers.join(name));
+        let (lower, upper, work) = (lower.display(), upper.display(), work.display());
+        let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
         let point_of_overlay = merged.path().display();
-        run(&format!("mount -t overlay overlay -o {options} {point_of_overlay}"), &layers);
+        run(&format!("mount -t overlay overlay -o {options} {point_of_overlay}"), &here);
         let _overlay = Mounted(merged.path().to_path_buf());
         fs::write(merged.path().join("sub/up"), "up").unwrap();
 
-        // In a namespace of its own.
+        // In a namespace of its own; there also an overlay whose layers are named by where its maker was: such a one may lie
+        // on any mount that is seen there, those of other tests too.
         let hidden = here.join(&dir).join("hidden");
         fs::create_dir(&hidden).unwrap();
-        let script = "mount -t tmpfs none hidden; echo inside > hidden/file; echo ready; \
-                      while read -r round; do cat hidden/file; done";
+        let apart = tempfile::tempdir().unwrap();
+        let script = "mount -t tmpfs none hidden; echo inside > hidden/file; \
+                      mkdir -p apart/lower apart/upper apart/work; echo low > apart/lower/low; cd apart; \
+                      mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work \"$APART\"; cd ..; echo ready; \
+                      while read -r round; do echo $(cat hidden/file \"$APART/low\"); done";
         let mut process = Command::new("unshare")
             .args(["-m", "--propagation", "private", "sh", "-euc", &format!("{LET_GO}{script}")])
             .env("KEEP", here.parent().unwrap())
+            .env("APART", apart.path())
             .current_dir(here.join(&dir))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -111,11 +120,33 @@ fn stays(servers: usize) {
             }
             use std::io::Write;
             writeln!(process.stdin.as_ref().unwrap(), "{round}").unwrap();
-            assert_eq!(answer(), "inside\n", "{at}, round {round}");
+            assert_eq!(answer(), "inside low\n", "{at}, round {round}");
         }
         drop(process.stdin.take());
         assert!(process.wait().unwrap().success());
     }
+}
+
+/// The names on which something stands are believed until the lease is over that the last start of the server gave.
+#[test]
+fn a_mount_on_which_something_stands_is_back_at_once_at_a_server_that_started_anew() {
+    let served = Served::with(Options::new(Store::Tmpfs), &[Via::Tcp]);
+    let root = served.root(0);
+    let point = root.join("point");
+    fs::create_dir(&point).unwrap();
+    run("mount -t tmpfs none point", &root);
+    let _mounted = Mounted(point.clone());
+    fs::write(point.join("file"), "inside").unwrap();
+    assert!(!root.join("absent").exists());
+    served.kill_and_restart_server();
+    let begun = Instant::now();
+    assert!(!root.join("not asked for so far").exists());
+    let took = begun.elapsed();
+    assert!(took < SOON, "the first call took {took:?}");
+    // A change waits until those names are over.
+    fs::write(root.join("new"), "new").unwrap();
+    assert_eq!(fs::read(root.join("new")).unwrap(), b"new");
+    assert_eq!(fs::read(point.join("file")).unwrap(), b"inside", "it has come off");
 }
 
 #[test]

@@ -384,6 +384,35 @@ fn nothing_is_lost_of_many_calls_and_at_the_limit_the_number_is_said() {
     assert!(said.contains(&wanted), "{said}");
 }
 
+/// Blocks are made present together, and taken out of memory together: some of them, however long the trace is.
+#[test]
+fn a_long_trace_keeps_little_of_itself_in_memory() {
+    const CALLS: usize = 150_000;
+    const MOST_KIB: u64 = 640;
+    const PROGRAM: &str = "
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+for _ in range(int(sys.argv[2])): os.pwrite(fd, b'x', 0)
+kib, of_trace = 0, False
+for line in open('/proc/self/smaps'):
+    if '-' in line.split(' ')[0]: of_trace = line.rstrip().endswith('.fbt')
+    elif of_trace and line.startswith('Rss:'): kib += int(line.split()[1])
+print(kib)
+";
+    let rig = Rig::new();
+    let file = rig.work().join("long");
+    let calls = CALLS.to_string();
+    let python = ["/usr/bin/python3", "-I", "-S", "-c", PROGRAM];
+    let words = [&python[..], &[file.to_str().unwrap(), calls.as_str()][..]].concat();
+    let output = rig.command(&words).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let kib: u64 = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
+    assert!(kib > 0 && kib <= MOST_KIB, "{kib} KiB");
+    let processes = rig.read();
+    assert_eq!(processes[0].count(Op::Pwrite, &file), CALLS);
+    assert_eq!(processes[0].header.lost, 0);
+}
+
 /// Keeps the least processor time of each kind of call (ns) that a run of the C program tells.
 fn keep_least(kept: &mut HashMap<String, f64>, command: &mut Command) {
     let output = command.output().unwrap();

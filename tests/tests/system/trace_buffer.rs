@@ -6,12 +6,13 @@
 
 use forebay_tests::buffer::{self, Buffer, binary};
 use forebay_tests::cached::pattern;
-use forebay_tests::procs::run;
+use forebay_tests::procs::{run, wait_until_stopped};
 use forebay_tests::site::{Kind, Site};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 forebay_tests::on_both_kinds!(a_trace_has_what_the_cache_did_on_the_clock_of_the_calls);
 
@@ -190,4 +191,55 @@ fn a_trace_tells_what_is_missing_of_the_buffers_that_its_command_used() {
         assert_eq!(told("other", &buffer.outside()), 0);
         buffer.start();
     });
+}
+
+/// Goes on with the processes that it stopped, however the test ends.
+struct Stopped(Vec<i32>);
+
+impl Stopped {
+    fn stop(&mut self, pid: i32) {
+        // SAFETY: plain numbers: our own daemon.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        self.0.push(pid);
+        wait_until_stopped(pid);
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            // SAFETY: as above.
+            unsafe { libc::kill(*pid, libc::SIGCONT) };
+        }
+    }
+}
+
+/// However many there are: half a second at the begin, half a second at the end. One after the other, each would take 2 s.
+#[test]
+fn mounts_that_do_not_answer_delay_a_traced_command_by_a_second_together() {
+    const LONGEST: Duration = Duration::from_millis(4_500);
+    let buffers: Vec<Buffer> =
+        (0..4).map(|_| Buffer::mount(buffer::Kind::Tmpfs, 64 << 20)).collect();
+    let pids: Vec<i32> = buffers.iter().map(Buffer::pid).collect();
+    let mut stopped = Stopped(Vec::new());
+    pids[1..].iter().for_each(|pid| stopped.stop(*pid));
+    // The command uses the one that answers, and stops it: what it told until then is there, and that more is missing is said.
+    let used = buffers[0].root();
+    std::fs::write(used.join("f"), b"there").unwrap();
+    let trace = buffers[0].outside().join("trace");
+    let script = format!("cat {}; kill -STOP {}; sleep 1", used.join("f").display(), pids[0]);
+    stopped.0.push(pids[0]);
+    let mut trace_it = Command::new(binary());
+    trace_it.args(["trace", "-q", "-o"]).arg(&trace).args(["--", "/bin/sh", "-c", &script]);
+    let begun = Instant::now();
+    let output = trace_it.stdin(Stdio::null()).output().unwrap();
+    let took = begun.elapsed();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && output.stdout == b"there", "{said}");
+    assert!(took < LONGEST, "{took:?}: {said}");
+    let told: Vec<&str> = said.lines().collect();
+    assert_eq!(told.len(), 1, "{said}");
+    assert!(told[0].contains(&used.display().to_string()), "{said}");
+    assert!(told[0].contains("is recorded in part"), "{said}");
+    assert!(told[0].contains(&format!("its process {} is stopped", pids[0])), "{said}");
 }

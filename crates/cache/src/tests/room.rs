@@ -152,6 +152,24 @@ fn what_fallocate_promised_is_shown_as_used() {
 }
 
 #[test]
+fn after_a_kernel_outran_who_makes_room_files_are_served_while_clean_data_could_go() {
+    let rig = Rig::new(64 * MIB);
+    rig.put("old", &pattern(1, MIB as usize));
+    let cache = rig.open();
+    let goes_to_the_kernel = |name: &str| {
+        let handle = cache.open(name, libc::O_RDWR | libc::O_CREAT, true).unwrap();
+        handle.local.is_some()
+    };
+    cache.fs.space.serve_writers_for(Duration::from_secs(600));
+    assert!(goes_to_the_kernel("a"), "nothing is there that could go");
+    cache.read("old").unwrap();
+    assert!(!goes_to_the_kernel("b"), "its writes wait until that goes");
+    cache.fs.space.serve_writers_for(Duration::ZERO);
+    assert!(goes_to_the_kernel("c"), "that was long ago");
+    cache.crash();
+}
+
+#[test]
 fn room_for_kernels_is_made_without_a_wait_for_files_that_are_in_use() {
     let rig = Rig::new(64 * MIB);
     let name = |n: u64| format!("old{n}");

@@ -53,24 +53,29 @@ pub fn options(
     Ok(Some((options, capacity_bytes)))
 }
 
-pub(super) fn connect(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, PathBuf)> {
-    connect_until(path, at, None)
+/// Who is asked about a path, and the path in the buffer; `what` is to be done with it.
+pub(super) fn connect(
+    path: &Path,
+    at: &ServerArgs,
+    what: &'static str,
+) -> anyhow::Result<(Cached, PathBuf)> {
+    connect_until(path, at, what, None)
 }
 
 /// The same for who has no time after `until`.
 fn connect_until(
     path: &Path,
     at: &ServerArgs,
+    what: &'static str,
     until: Option<Instant>,
 ) -> anyhow::Result<(Cached, PathBuf)> {
     if let Some(named) = Cached::named(path, at)? {
         return Ok(named);
     }
-    let looking = Looking::at(path, Work::Other("look at"));
+    let looking = Looking::at(path, Work::Other(what));
     let found = locate(path)?;
-    drop(looking);
     let control = Control::connect_store_until(&found.store_dir, until)?;
-    Ok((Cached::Mounted(Box::new(control)), found.path_in_buffer))
+    Ok((Cached::Mounted(Box::new(control), looking), found.path_in_buffer))
 }
 
 /// The buffer of a path. If the PFS behind it does not answer, the path is taken as it is
@@ -96,7 +101,7 @@ pub(super) fn bytes(path: &Path) -> PathBytes {
 
 /// `forebay flush`.
 pub fn flush(args: CachePathArgs) -> Outcome {
-    let (mut cached, path) = connect(&args.path, &args.at)?;
+    let (mut cached, path) = connect(&args.path, &args.at, "flush")?;
     let state = cached.tree(CacheRequest::Flush { path: bytes(&path) })?;
     match args.json {
         true => print_json(&state)?,
@@ -113,7 +118,7 @@ pub fn flush(args: CachePathArgs) -> Outcome {
 pub fn wait(args: CacheWaitArgs) -> Outcome {
     let timeout = args.timeout.map(Duration::from_secs);
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let (mut cached, path) = connect_until(&args.path, &args.at, until)?;
+    let (mut cached, path) = connect_until(&args.path, &args.at, "drain", until)?;
     let what = (WaitFor::WrittenBefore, !args.no_flush);
     let waited = drain(&mut cached, &path, timeout, what, args.json)?;
     let state = &waited.state;
@@ -265,13 +270,14 @@ fn connect_by_name(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, Path
         let known = error.downcast_ref::<ControlError>();
         known.is_some_and(|error| error.errno == Some(libc::ENOENT))
     };
-    match connect(path, at) {
+    const WHAT: &str = "resolve";
+    match connect(path, at, WHAT) {
         Err(error) if is_absent(&error) => {
             let path = absolute(path)?;
             let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
                 return Err(error);
             };
-            let (cached, above) = connect(dir, at)?;
+            let (cached, above) = connect(dir, at, WHAT)?;
             Ok((cached, above.join(name)))
         }
         other => other,
@@ -280,7 +286,7 @@ fn connect_by_name(path: &Path, at: &ServerArgs) -> anyhow::Result<(Cached, Path
 
 /// `forebay drain-rate`.
 pub fn drain_rate(args: CacheRateArgs) -> Outcome {
-    let (mut cached, _) = connect(&args.path, &args.at)?;
+    let (mut cached, _) = connect(&args.path, &args.at, "limit the drains of")?;
     cached.tell(CacheRequest::Rate { bytes_per_s: args.bytes_per_s })?;
     if args.json {
         let path = PathBytes::new(args.path.as_os_str().as_bytes());
@@ -299,6 +305,7 @@ pub fn before_umount(
     if !args.discard_dirty && (args.no_drain || args.force) {
         return Ok(control);
     }
+    let looking = Looking::at(mount_point, Work::Other("unmount"));
     // Not by the buffer's state: the mount asks servers for it, one of which may hang.
     match control.cache_tree(CacheRequest::State { path: PathBytes::new(b"/") }) {
         Err(error) if matches!(error.errno, Some(libc::EINVAL | libc::EPERM)) => {
@@ -319,10 +326,10 @@ pub fn before_umount(
     }
     // The wait for the drain keeps the time, and says what is left then.
     control.set_until(None);
-    let mut cached = Cached::Mounted(Box::new(control));
+    let mut cached = Cached::Mounted(Box::new(control), looking);
     drain_before(&mut cached, mount_point, args)?;
     match cached {
-        Cached::Mounted(control) => Ok(*control),
+        Cached::Mounted(control, _) => Ok(*control),
         Cached::Served(..) => Err(ControlError::new("unmount", Some(mount_point), "no mount")),
     }
 }

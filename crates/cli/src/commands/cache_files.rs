@@ -4,7 +4,6 @@
 
 use super::cache::{bytes, connect, locate, progress};
 use super::cached::Cached;
-use super::looking::{Looking, Work};
 use crate::args::{CachePathsArgs, CachePinArgs, ServerArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_proto::cache::{CacheRequest, CachedFile};
@@ -56,19 +55,17 @@ fn add_files_below(
     Ok(())
 }
 
-/// Who is asked about a path, the files that it stands for, and who tells when a server is waited for meanwhile; `what` is done
-/// with them.
+/// Who is asked about a path, and the files that it stands for; `what` is done with them.
 fn asked(
     path: &Path,
     at: &ServerArgs,
     what: &'static str,
     failures: &mut Failures,
-) -> anyhow::Result<(Cached, Vec<PathBytes>, Looking)> {
-    let (mut cached, top) = connect(path, at)?;
-    let looking = Looking::at(path, Work::Other(what));
+) -> anyhow::Result<(Cached, Vec<PathBytes>)> {
+    let (mut cached, top) = connect(path, at, what)?;
     let mut files = Vec::new();
     match &mut cached {
-        Cached::Mounted(_) => {
+        Cached::Mounted(..) => {
             for file in files_of(path, failures)? {
                 match locate(&file) {
                     Ok(found) => files.push(found.path_in_buffer),
@@ -78,7 +75,7 @@ fn asked(
         }
         Cached::Served(..) => files = cached.files_below(&top)?,
     }
-    Ok((cached, files.iter().map(|file| bytes(file)).collect(), looking))
+    Ok((cached, files.iter().map(|file| bytes(file)).collect()))
 }
 
 /// The first error is kept, others are told.
@@ -108,7 +105,7 @@ fn each(
 ) -> Outcome {
     let mut failures = Failures::default();
     for path in paths {
-        let (mut cached, files, _looking) = asked(path, at, what, &mut failures)?;
+        let (mut cached, files) = asked(path, at, what, &mut failures)?;
         for file in files {
             match cached.file(request(file)) {
                 Ok(state) if json => print_json(&state)?,
@@ -125,7 +122,7 @@ pub fn warm(args: CachePathsArgs) -> Outcome {
     let mut failures = Failures::default();
     let (mut files, mut bytes_here) = (0u64, 0);
     for path in &args.paths {
-        let (mut cached, names, _looking) = asked(path, &args.at, "warm", &mut failures)?;
+        let (mut cached, names) = asked(path, &args.at, "warm", &mut failures)?;
         let bar = progress(names.len() as u64, "{bar:30} {pos}/{len} files {wide_msg}", args.json);
         let mut fetched: Vec<CachedFile> = Vec::with_capacity(names.len());
         for name in names {

@@ -1,6 +1,7 @@
 //! What a command asks of a cache: by the control socket of a mount, or of a `forebay serve`, which needs
 //! no mount. A buffer served there is named `NAME:/PATH`, as with `forebay stage`.
 
+use super::looking::Looking;
 use super::stager::served_name;
 use crate::args::ServerArgs;
 use crate::servers::Server;
@@ -14,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// Who is asked.
 pub enum Cached {
-    /// The process of a mount.
-    Mounted(Box<Control>),
+    /// The process of a mount, and who tells which server that waits for when it takes long.
+    Mounted(Box<Control>, Looking),
     /// A server, about one of its buffers.
     Served(Box<Server>, BufferName),
 }
@@ -41,7 +42,7 @@ impl Cached {
     /// A question about a tree.
     pub fn tree(&mut self, request: CacheRequest) -> Result<TreeState, ControlError> {
         match self {
-            Cached::Mounted(control) => control.cache_tree(request),
+            Cached::Mounted(control, _) => control.cache_tree(request),
             Cached::Served(server, name) => match Cached::ask(server, name, request)? {
                 LedgerReply::CacheTree(tree) => Ok(*tree),
                 _ => Err(server.unexpected()),
@@ -52,7 +53,7 @@ impl Cached {
     /// A question about a file.
     pub fn file(&mut self, request: CacheRequest) -> Result<CachedFile, ControlError> {
         match self {
-            Cached::Mounted(control) => control.cache_file(request),
+            Cached::Mounted(control, _) => control.cache_file(request),
             Cached::Served(server, name) => match Cached::ask(server, name, request)? {
                 LedgerReply::CacheFile(file) => Ok(*file),
                 _ => Err(server.unexpected()),
@@ -63,7 +64,7 @@ impl Cached {
     /// What has no answer but that it is done.
     pub fn tell(&mut self, request: CacheRequest) -> Result<(), ControlError> {
         match self {
-            Cached::Mounted(control) => control.cache_tell(request),
+            Cached::Mounted(control, _) => control.cache_tell(request),
             Cached::Served(server, name) => match Cached::ask(server, name, request)? {
                 LedgerReply::Ok => Ok(()),
                 _ => Err(server.unexpected()),

@@ -1,7 +1,8 @@
 //! A call on a path in a mount waits for the server that has it, as the calls of any program do. A command that makes such
 //! calls says so when they take long: whom the mount waits for, and why.
 //!
-//! Callers: `stage` (and so `commit`), `stripe`, `publish`, and the commands of a cache.
+//! Callers: `stage` (and so `commit`), `stripe`, `publish`, the commands of a cache, which ask the mount's process as long, `umount`
+//! of a cache, and jobs (`job_servers`).
 
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::visible;
@@ -12,10 +13,12 @@ use std::time::{Duration, Instant};
 
 /// What takes longer is told.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
+/// Most reasons that are told one after the other while there is no answer: the first look may know less than the next.
+const TOLD_MOST: u32 = 3;
 
 /// What is done with a path meanwhile.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Work {
+pub enum Work {
     /// A plan looks at it before it begins.
     BeforePlan,
     /// Something else, in words that a path follows: "show the layout of".
@@ -23,14 +26,14 @@ pub(super) enum Work {
 }
 
 /// As long as it lives calls are made on something in a mount.
-pub(super) struct Looking {
+pub struct Looking {
     /// Dropped with it, which the thread that waits sees.
     _looks: Option<Sender<()>>,
 }
 
 impl Looking {
     /// At `path`, which may be in no mount: then nothing is ever told.
-    pub(super) fn at(path: &Path, work: Work) -> Looking {
+    pub fn at(path: &Path, work: Work) -> Looking {
         let Some((point, store_dir)) = mount_above(path) else { return Looking { _looks: None } };
         let (looks, ended) = channel();
         let path = path.to_path_buf();
@@ -47,16 +50,39 @@ impl Looking {
 
 fn tell_when_long(ended: &Receiver<()>, path: &Path, work: Work, mount: (&Path, &Path)) {
     let (point, store_dir) = mount;
+    let mut told = Told::default();
     while ended.recv_timeout(TOLD_AFTER) == Err(RecvTimeoutError::Timeout) {
         let why = why_silent(store_dir);
         // What takes long by itself, as many files do, waits for nobody.
-        if why.is_none() && matches!(work, Work::Other(_)) {
-            continue;
-        }
-        if ended.try_recv() == Err(TryRecvError::Empty) {
+        let is_new = match work {
+            Work::BeforePlan => true,
+            Work::Other(_) => told.is_new(why.as_deref()),
+        };
+        if is_new && ended.try_recv() == Err(TryRecvError::Empty) {
             eprintln!("forebay: {}", visible(&text(path, work, point, why.as_deref())));
         }
-        return;
+        if matches!(work, Work::BeforePlan) {
+            return;
+        }
+    }
+}
+
+/// Why there was no answer at the last look, and how many such reasons were told.
+#[derive(Default)]
+struct Told {
+    why: Option<String>,
+    count: u32,
+}
+
+impl Told {
+    /// Notes what a look found; true if that is to be told. A server that answered in between is told of anew.
+    fn is_new(&mut self, why: Option<&str>) -> bool {
+        if self.why.as_deref() == why {
+            return false;
+        }
+        self.why = why.map(str::to_string);
+        self.count = if why.is_some() { self.count + 1 } else { 0 };
+        why.is_some() && self.count <= TOLD_MOST
     }
 }
 
@@ -99,6 +125,17 @@ mod tests {
             text(path, Work::Other("publish"), point, Some("its process 7 is stopped")),
             "waiting for the server of /m, to publish m/a/b: its process 7 is stopped"
         );
+    }
+
+    #[test]
+    fn a_silent_server_is_told_again_when_it_has_answered_in_between() {
+        let mut told = Told::default();
+        assert!(!told.is_new(None), "what takes long by itself");
+        assert!(told.is_new(Some("no answer yet")) && !told.is_new(Some("no answer yet")));
+        assert!(told.is_new(Some("its process 7 is stopped")));
+        assert!(!told.is_new(None) && told.is_new(Some("its process 7 is stopped")));
+        let more = (0..10).filter(|number| told.is_new(Some(&number.to_string()))).count();
+        assert_eq!(more, 2, "bounded");
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod exec;
 pub mod hook;
 mod in_child;
 mod interrupted;
-mod looking;
+pub mod looking;
 mod man;
 mod man_markdown;
 pub mod mount;

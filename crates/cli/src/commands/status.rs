@@ -102,9 +102,10 @@ fn as_json(status: &BufferStatus) -> anyhow::Result<serde_json::Value> {
 fn one(path: &Path, json: bool) -> anyhow::Result<()> {
     let looking = Looking::at(path, Work::Other("look at"));
     let found = super::cache::locate(path)?;
-    drop(looking);
     let mut control = Control::connect_store(&found.store_dir)?;
     if found.path_in_buffer == Path::new("/") {
+        // What follows has a bound of its own, and says in its answer which server is silent.
+        drop(looking);
         let until = Instant::now() + SERVERS_WAIT;
         let mut status = control.buffer_status()?;
         // A busy server answers late.
@@ -117,11 +118,11 @@ fn one(path: &Path, json: bool) -> anyhow::Result<()> {
         }
         return if json { print_json(&as_json(&status)?) } else { print_buffer(&status) };
     }
-    let mut cached = Cached::Mounted(Box::new(control));
+    let mut cached = Cached::Mounted(Box::new(control), looking);
     if let Some(answer) = super::cache::status(&mut cached, &found.path_in_buffer, path, json)? {
         return Ok(answer);
     }
-    let Cached::Mounted(mut control) = cached else { return Ok(()) };
+    let Cached::Mounted(mut control, _looking) = cached else { return Ok(()) };
     let status = control.file_status(&found.path_in_buffer)?;
     if json { print_json(&status) } else { print_file(&path.display().to_string(), &status) }
 }

@@ -70,7 +70,7 @@ pub fn run(args: TraceArgs) -> Outcome {
         }
     };
     let counting = listener.and_then(|listener| listener.count().ok());
-    let watch = buffers.and_then(Buffers::watch);
+    let watch = buffers.map(Buffers::watch);
     let ended = child.wait()?;
     let unrecorded = counting.map(Counting::end).unwrap_or_default();
     let problems = watch.map(Watch::end).unwrap_or_default();

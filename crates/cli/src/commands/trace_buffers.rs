@@ -1,25 +1,28 @@
 //! The buffers' own events beside a trace: while the command runs, `forebay trace` asks each mounted buffer of the caller's
 //! what it does with files, and writes that into files of the trace, on the clock of the calls.
 //!
-//! Invariants: nothing here delays the command by more than [`BEGIN_MAX`] or fails it: a mount that does not answer so soon is
-//! asked again beside the command. Of a buffer that the command used and that cannot be asked, the
-//! end tells; see [`of_used`]. Memory is that of an
-//! answer and of the names of files. A buffer is watched by one `forebay trace` of a run and node ([`Source::file`]).
+//! Invariants: nothing here delays the command by more than [`BEGIN_MAX`], or its end by more than [`END_MAX`], or fails it: mounts
+//! are asked at once, each in a thread of its own, and one that does not answer is asked again beside the command, and left at its
+//! end. (Whose answers come slowly is waited for longer: [`Watched::left_at`].) Of a buffer that the command used and that
+//! cannot be asked, the end tells; see [`of_used`]. Memory is that of an
+//! answer and of the names of files, of each mount. A buffer is watched by one `forebay trace` of a run and node ([`Source::file`]).
 //! Caller: `trace`.
 
 use foldhash::{HashMap, HashMapExt, HashSet};
+use forebay_client::server_process::{ARE_STOPPED, is_stopped};
 use forebay_client::{Control, MountRef, mounts};
 use forebay_proto::ServerId;
 use forebay_proto::activity::ActivityPage;
 use forebay_proto::control::ControlError;
 use forebay_trace_format::layout::{self, NO_OFFSET};
 use forebay_trace_format::{Item, Op, Process, Who, Writer};
+use parking_lot::{Condvar, Mutex};
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::Arc;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// Pause between two questions while there is something to hear, and while there is not.
@@ -29,7 +32,14 @@ const QUIET: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest wait for the answers of all mounts before the command is started.
 const BEGIN_MAX: Duration = Duration::from_millis(500);
-/// Most mounts that are watched, and names of files of each that are written.
+/// Longest wait for the last answers of all mounts after the command's end: of those that never answered, or are stopped.
+const END_MAX: Duration = Duration::from_millis(500);
+/// The same of a mount that has answered: for one answer, and for all.
+const END_ANSWER_MAX: Duration = Duration::from_secs(2);
+const END_ANSWERS_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked meanwhile which of them are stopped.
+const END_LOOK: Duration = Duration::from_millis(50);
+/// Most mounts that are watched at once, each by a thread, and names of files of each that are written.
 const MOUNTS_MAX: usize = 64;
 const NAMES_MAX: usize = 1 << 20;
 /// A larger trace of one process is not read for the buffers that it used: all count.
@@ -42,7 +52,9 @@ pub struct Buffers {
     dir: PathBuf,
     /// In the names of files: what the `forebay trace` of all ranks of a run have in common.
     run: String,
+    /// Those that answered, and those that have not until now.
     mounts: Vec<Mounted>,
+    late: Vec<MountRef>,
     /// Device numbers of mounts that were looked at.
     looked_at: HashSet<u64>,
     problems: Vec<Problem>,
@@ -82,10 +94,38 @@ enum Out {
     Elsewhere,
 }
 
-/// The thread.
+/// The threads.
 pub struct Watch {
-    end: Sender<()>,
-    thread: JoinHandle<Vec<Problem>>,
+    shared: Arc<Shared>,
+}
+
+/// What they have in common.
+struct Shared {
+    dir: PathBuf,
+    run: String,
+    state: Mutex<State>,
+    /// The command has ended.
+    ended: Condvar,
+    /// The thread of a mount has nothing more to do.
+    finished: Condvar,
+}
+
+struct State {
+    /// When the command ended.
+    ended: Option<Instant>,
+    /// Mounts whose threads have not finished.
+    watched: Vec<Watched>,
+    problems: Vec<Problem>,
+}
+
+/// What is known of a mount outside of its thread.
+struct Watched {
+    device: u64,
+    mount_point: PathBuf,
+    /// Its process, if it was heard of and can be seen.
+    pid: Option<u32>,
+    /// When it answered the last time.
+    answered: Option<Instant>,
 }
 
 impl Buffers {
@@ -95,97 +135,173 @@ impl Buffers {
             dir: dir.to_path_buf(),
             run,
             mounts: Vec::new(),
+            late: Vec::new(),
             looked_at: HashSet::default(),
             problems: Vec::new(),
         };
-        buffers.look(Some(Instant::now() + BEGIN_MAX));
+        let end = Instant::now() + BEGIN_MAX;
+        let new = new_mounts(&mut buffers.looked_at, MOUNTS_MAX);
+        for (place, begun) in begin_all(new, end) {
+            match begun {
+                Some(Ok(mounted)) => buffers.mounts.push(mounted),
+                Some(Err(error)) if !is_late(&error) => {
+                    let MountRef { device, mount_point, .. } = place;
+                    let what = format!("is not recorded: {error}");
+                    buffers.problems.push(Problem { device, mount_point, what });
+                }
+                _ => buffers.late.push(place),
+            }
+        }
         buffers
     }
 
-    /// New mounts. What does not answer by `end` is left for another look.
-    fn look(&mut self, end: Option<Instant>) {
-        let uid = rustix::process::geteuid().as_raw();
-        let mut new = mounts().unwrap_or_default();
-        new.retain(|place| uid == 0 || place.owner_uid == Some(uid));
-        new.retain(|place| !self.looked_at.contains(&place.device));
-        // Each has its share of the time that the others left.
-        let mut left = new.len() as u32;
-        for place in new {
-            if self.mounts.len() == MOUNTS_MAX {
+    /// Writes on from here in threads. The command must have been started: this process has one thread until then.
+    pub fn watch(self) -> Watch {
+        let Buffers { dir, run, mounts, late, looked_at, problems } = self;
+        let state = State { ended: None, watched: Vec::new(), problems };
+        let state = Mutex::new(state);
+        let (ended, finished) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { dir, run, state, ended, finished });
+        for mounted in mounts {
+            shared.follow(mounted.place.clone(), Some(mounted));
+        }
+        for place in late {
+            shared.follow(place, None);
+        }
+        let looker = Arc::clone(&shared);
+        let look = move || looker.look(looked_at);
+        // Without a thread there are no mounts that come later, and the others are there.
+        drop(Builder::new().name("buffers".into()).spawn(look));
+        Watch { shared }
+    }
+}
+
+/// Mounts of this user's that were not looked at before, so many at most.
+fn new_mounts(looked_at: &mut HashSet<u64>, most: usize) -> Vec<MountRef> {
+    let uid = rustix::process::geteuid().as_raw();
+    let mut new = mounts().unwrap_or_default();
+    new.retain(|place| uid == 0 || place.owner_uid == Some(uid));
+    // One that is mounted at two places is one.
+    new.into_iter().filter(|place| looked_at.insert(place.device)).take(most).collect()
+}
+
+/// Asks them all at once; none is waited for after `end`, or where there is no thread for it. The threads have ended when this
+/// returns: the command is started by a program of one.
+fn begin_all(new: Vec<MountRef>, end: Instant) -> Vec<(MountRef, Option<anyhow::Result<Mounted>>)> {
+    let ask = |place: MountRef| {
+        let asked = place.clone();
+        let thread = Builder::new().name("buffer".into());
+        (place, thread.spawn(move || Mounted::begin(asked, Some(end))).ok())
+    };
+    // All of them, before the first is waited for.
+    let asked: Vec<_> = new.into_iter().map(ask).collect();
+    let heard = asked.into_iter().map(|(place, thread)| {
+        let begun = thread.and_then(|thread| thread.join().ok());
+        (place, begun)
+    });
+    heard.collect()
+}
+
+impl Shared {
+    /// Looks for new mounts until the command ends.
+    fn look(self: &Arc<Shared>, mut looked_at: HashSet<u64>) {
+        loop {
+            self.pause(LOOK);
+            let room = {
+                let state = self.state.lock();
+                if state.ended.is_some() {
+                    return;
+                }
+                MOUNTS_MAX.saturating_sub(state.watched.len())
+            };
+            for place in new_mounts(&mut looked_at, room) {
+                self.follow(place, None);
+            }
+        }
+    }
+
+    /// Waits so long, or until the command ends.
+    fn pause(&self, pause: Duration) {
+        let mut state = self.state.lock();
+        if state.ended.is_none() {
+            self.ended.wait_for(&mut state, pause);
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.state.lock().ended.is_some()
+    }
+
+    /// Gives a mount its thread. `begun`: it has answered already.
+    fn follow(self: &Arc<Shared>, place: MountRef, begun: Option<Mounted>) {
+        let device = place.device;
+        let watched = Watched {
+            device,
+            mount_point: place.mount_point.clone(),
+            pid: begun.as_ref().and_then(|begun| begun.control.process_id()),
+            answered: begun.as_ref().map(|_| Instant::now()),
+        };
+        {
+            let mut state = self.state.lock();
+            if state.ended.is_some() {
                 return;
             }
-            if self.looked_at.contains(&place.device) {
-                continue;
-            }
-            let (device, mount_point) = (place.device, place.mount_point.clone());
-            let now = Instant::now();
-            let by = end.map(|end| now + end.saturating_duration_since(now) / left.max(1));
-            left = left.saturating_sub(1);
-            match Mounted::begin(place, by) {
-                Ok(mounted) => self.mounts.push(mounted),
-                Err(error) if by.is_some() && is_late(&error) => continue,
-                Err(error) => {
-                    let what = format!("is not recorded: {error}");
-                    self.problems.push(Problem { device, mount_point, what });
-                }
-            }
-            self.looked_at.insert(device);
+            state.watched.push(watched);
+        }
+        let shared = Arc::clone(self);
+        let record = move || {
+            let problem = shared.record(place, begun);
+            shared.finish(device, problem);
+        };
+        if let Err(error) = Builder::new().name("buffer".into()).spawn(record) {
+            self.finish(device, Some(format!("is not recorded: there is no thread: {error}")));
         }
     }
 
-    /// Writes on from here in a thread. The command must have been started: this process has one thread until then.
-    pub fn watch(self) -> Option<Watch> {
-        let (end, ended) = channel();
-        let name = std::thread::Builder::new().name("buffers".into());
-        // Without a thread there are no events, and the trace is there.
-        let thread = name.spawn(move || self.go_on(&ended)).ok()?;
-        Some(Watch { end, thread })
+    /// The thread of a mount is done, with this problem.
+    fn finish(&self, device: u64, problem: Option<String>) {
+        let mut state = self.state.lock();
+        let at = state.watched.iter().position(|watched| watched.device == device);
+        // At the end it may have been left.
+        if let Some(at) = at {
+            let Watched { mount_point, .. } = state.watched.swap_remove(at);
+            state.problems.extend(problem.map(|what| Problem { device, mount_point, what }));
+        }
+        self.finished.notify_all();
     }
 
-    fn go_on(mut self, ended: &Receiver<()>) -> Vec<Problem> {
-        // At once: some may have been left.
-        self.look(None);
-        let mut looked = Instant::now();
+    /// A mount has answered.
+    fn heard(&self, device: u64, pid: Option<u32>) {
+        let mut state = self.state.lock();
+        if let Some(watched) = state.watched.iter_mut().find(|watched| watched.device == device) {
+            (watched.pid, watched.answered) = (pid, Some(Instant::now()));
+        }
+    }
+
+    /// Writes what one mount does until the command has ended. What went wrong.
+    fn record(&self, place: MountRef, begun: Option<Mounted>) -> Option<String> {
+        let mut mounted = match begun {
+            Some(mounted) => mounted,
+            None => match Mounted::begin(place, None) {
+                Err(error) => return Some(format!("is not recorded: {error}")),
+                Ok(_) if self.has_ended() => {
+                    return Some("is not recorded: it answered after the command's end".into());
+                }
+                Ok(mounted) => mounted,
+            },
+        };
+        self.heard(mounted.place.device, mounted.control.process_id());
         loop {
-            let more = self.fetch();
-            let pause = if more { PAUSE } else { QUIET };
-            match ended.recv_timeout(pause) {
-                Err(RecvTimeoutError::Timeout) => {}
-                _ => break,
-            }
-            if looked.elapsed() >= LOOK {
-                looked = Instant::now();
-                self.look(None);
+            // Before it is asked: what happened until the end is fetched then.
+            let is_last = self.has_ended();
+            match mounted.fetch(self) {
+                Ok(_) if is_last => return None,
+                Ok(more) => self.pause(if more { PAUSE } else { QUIET }),
+                // An unmount is no fault.
+                Err(_) if !is_mounted(&mounted.place) => return None,
+                Err(why) => return Some(format!("is recorded in part: {why}")),
             }
         }
-        // What happened since the last look, of a mount that came in between too.
-        self.look(None);
-        self.fetch();
-        self.problems
-    }
-
-    /// Fetches all that is there; whether there was something.
-    fn fetch(&mut self) -> bool {
-        let mut any = false;
-        let (dir, run) = (&self.dir, &self.run);
-        let problems = &mut self.problems;
-        self.mounts.retain_mut(|mounted| match mounted.fetch(dir, run) {
-            Ok(more) => {
-                any |= more;
-                true
-            }
-            Err(why) => {
-                let MountRef { device, mount_point, .. } = &mounted.place;
-                // An unmount is no fault.
-                if mount_point.exists() && is_mounted(&mounted.place) {
-                    let what = format!("is recorded in part: {why}");
-                    let (device, mount_point) = (*device, mount_point.clone());
-                    problems.push(Problem { device, mount_point, what });
-                }
-                false
-            }
-        });
-        any
     }
 }
 
@@ -199,11 +315,48 @@ fn is_mounted(place: &MountRef) -> bool {
 }
 
 impl Watch {
-    /// The command has ended: fetches the rest. What went wrong.
+    /// The command has ended: fetches the rest, and leaves who does not answer. What went wrong.
     pub fn end(self) -> Vec<Problem> {
-        // If the thread is gone it has said why.
-        let _ = self.end.send(());
-        self.thread.join().unwrap_or_default()
+        let ended = Instant::now();
+        let mut state = self.shared.state.lock();
+        state.ended = Some(ended);
+        self.shared.ended.notify_all();
+        loop {
+            let now = Instant::now();
+            let until = state.watched.iter().map(|watched| watched.left_at(ended)).max();
+            let Some(until) = until.filter(|until| *until > now) else { break };
+            self.shared.finished.wait_until(&mut state, until.min(now + END_LOOK));
+        }
+        // Threads that still wait end with this program.
+        let left = std::mem::take(&mut state.watched);
+        let mut problems = std::mem::take(&mut state.problems);
+        problems.extend(left.into_iter().map(Watched::leave));
+        problems
+    }
+}
+
+impl Watched {
+    fn is_stopped(&self) -> bool {
+        self.pid.is_some_and(is_stopped)
+    }
+
+    /// How long it is waited for, if the command ended then. One that answers may be slow: a busy machine, or much to tell.
+    fn left_at(&self, ended: Instant) -> Instant {
+        match self.answered {
+            Some(answered) if !self.is_stopped() => {
+                (answered.max(ended) + END_ANSWER_MAX).min(ended + END_ANSWERS_MAX)
+            }
+            _ => ended + END_MAX,
+        }
+    }
+
+    fn leave(self) -> Problem {
+        let told = if self.answered.is_some() { "is recorded in part" } else { "is not recorded" };
+        let what = match self.pid.filter(|pid| is_stopped(*pid)) {
+            Some(pid) => format!("{told}: its process {pid} is {ARE_STOPPED}"),
+            None => format!("{told}: it did not answer until the command's end"),
+        };
+        Problem { device: self.device, mount_point: self.mount_point, what }
     }
 }
 
@@ -268,7 +421,9 @@ impl Mounted {
         Ok(Mounted { place, control, sources })
     }
 
-    fn fetch(&mut self, dir: &Path, run: &str) -> Result<bool, String> {
+    /// Fetches all that is there; whether there was something.
+    fn fetch(&mut self, shared: &Shared) -> Result<bool, String> {
+        let (dir, run) = (shared.dir.as_path(), shared.run.as_str());
         let mut any = false;
         for source in &mut self.sources {
             loop {
@@ -276,6 +431,7 @@ impl Mounted {
                     .control
                     .activity(source.server, Some(source.after))
                     .map_err(|error| error.to_string())?;
+                shared.heard(self.place.device, self.control.process_id());
                 source.after = page.next_after;
                 source.lost += page.lost;
                 any |= !page.rows.is_empty();

@@ -189,7 +189,7 @@ fn attach_patiently(target: &Target) -> Result<Arc<RemoteFs>, ControlError> {
             return Err(server_wait::given_up(&target.address, error));
         }
         // A machine that is not there is told at once.
-        if server_wait::greet(&target.address) == Greeted::Nobody {
+        if server_wait::greet(&target.address, &target.credential) == Greeted::Nobody {
             return Err(error);
         }
     }

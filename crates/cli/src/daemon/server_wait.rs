@@ -1,22 +1,37 @@
 //! What a command says of a server that it waits for, when that takes long: which server, and why it does not answer.
 //!
 //! Nothing here ends the wait. The server is greeted on a thread of its own, and the process behind its address looked
-//! for. Callers: a mount that begins (`super::serve`), and `job_servers`.
+//! for. One that greets may wait for another server of its pool: it is asked which of them it has no answer of, which it
+//! tells by itself, whoever leads the pool. Callers: a mount that begins (`super::serve`), every question to a server
+//! (`servers`), and `job_servers`.
 
 use super::backing::{are_stopped, buffer_name, said_by};
+use crate::failure::visible;
+use forebay_client::Ledger;
 use forebay_client::remote::Target;
 use forebay_client::server_process::{ARE_STOPPED, seen_stopped_at};
 use forebay_net::handshake::{self, Credential};
 use forebay_net::{Link, LinkError, ServerAddress, Stream};
 use forebay_proto::control::ControlError;
+use forebay_proto::metrics::Unheard;
 use forebay_proto::net::auth::Purpose;
+use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause before each look. With the greeting a server that is stopped is told of after some 3 s.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 /// A server that runs greets within this time.
 const GREET_LIMIT: Duration = Duration::from_secs(1);
+/// What was said is not said again while waits for the same reason follow each other within this time: who asks again and again
+/// begins a new one each time.
+const SAID_HOLDS: Duration = Duration::from_secs(60);
+/// Most other servers that are named at once.
+const NAMED_MAX: usize = 4;
+
+/// What was said, and when it was last found to be so.
+static SAID: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
 
 /// What a greeting found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +44,12 @@ pub(super) enum Greeted {
     Nobody,
 }
 
-/// Greets the server at `address` and tells it no secret. A refusal is an answer too.
-pub(super) fn greet(address: &ServerAddress) -> Greeted {
+/// Greets the server at `address` as who asks it does, so that it logs no refusal for each look. A refusal is an answer too.
+pub(super) fn greet(address: &ServerAddress, credential: &Credential) -> Greeted {
     let Ok(stream) = Stream::connect_within(address, GREET_LIMIT) else { return Greeted::Nobody };
     let mut link = Link::new(stream);
-    let (program, nobody) = (env!("CARGO_PKG_VERSION"), Credential::Peer);
-    match handshake::connect_within(&mut link, program, Purpose::Ledger, &nobody, GREET_LIMIT) {
+    let program = env!("CARGO_PKG_VERSION");
+    match handshake::connect_within(&mut link, program, Purpose::Ledger, credential, GREET_LIMIT) {
         Ok(_) | Err(LinkError::Refused(_)) => Greeted::Answers,
         Err(error) if error.is_timeout() => Greeted::Silent,
         Err(_) => Greeted::Nobody,
@@ -56,10 +71,11 @@ pub struct ServerWait {
 }
 
 impl ServerWait {
-    /// For the server at `address`; `say` is told why it does not answer, each reason once.
-    pub fn begin(address: &ServerAddress, say: impl FnMut(&str) + Send + 'static) -> ServerWait {
-        let address = address.clone();
-        ServerWait::looking(move || why_silent(&address), say)
+    /// For the server at `address`, which is asked with `credential`: standard error is told why it does not answer, or which
+    /// other server it waits for, each reason once.
+    pub fn begin(address: &ServerAddress, credential: &Credential) -> ServerWait {
+        let (address, credential) = (address.clone(), credential.clone());
+        ServerWait::looking(move || why_no_answer(&address, &credential), say_once)
     }
 
     /// The same for a mount that begins, and for the other servers of its buffer.
@@ -102,16 +118,61 @@ fn tell_while(
     }
 }
 
-fn why_silent(address: &ServerAddress) -> Option<String> {
-    match greet(address) {
-        Greeted::Silent => Some(silent_text(address, seen_stopped_at(address))),
-        Greeted::Answers | Greeted::Nobody => None,
+/// Tells it to who runs the command, unless that was done a moment ago.
+fn say_once(why: &str) {
+    if is_new(&mut SAID.lock(), why, Instant::now()) {
+        eprintln!("forebay: {}", visible(why));
     }
+}
+
+/// Notes a reason, and whether it was not noted lately.
+fn is_new(said: &mut Vec<(String, Instant)>, why: &str, now: Instant) -> bool {
+    said.retain(|(_, at)| now.saturating_duration_since(*at) < SAID_HOLDS);
+    match said.iter_mut().find(|(text, _)| text == why) {
+        Some((_, at)) => {
+            *at = now;
+            false
+        }
+        None => {
+            said.push((why.to_string(), now));
+            true
+        }
+    }
+}
+
+fn why_no_answer(address: &ServerAddress, credential: &Credential) -> Option<String> {
+    match greet(address, credential) {
+        Greeted::Silent => Some(silent_text(address, seen_stopped_at(address))),
+        Greeted::Answers => waited_for_by(address, credential),
+        Greeted::Nobody => None,
+    }
+}
+
+/// The servers of its pool that one which answers has no answer of, in words; `None` if there is none.
+fn waited_for_by(address: &ServerAddress, credential: &Credential) -> Option<String> {
+    // The one question about others that no server passes on.
+    let request = LedgerRequest::Metrics { name: None, pool: true };
+    let answer = Ledger::connect(address, credential).and_then(|mut ledger| ledger.ask(&request));
+    match answer {
+        Ok(LedgerReply::PoolMetrics(metrics)) => unheard_text(address, metrics.unheard),
+        _ => None,
+    }
+}
+
+fn unheard_text(address: &ServerAddress, mut unheard: Vec<Unheard>) -> Option<String> {
+    // Of many those count which can be mended at once.
+    unheard.sort_by_key(|other| !other.why.contains(ARE_STOPPED));
+    let named = unheard.iter().take(NAMED_MAX);
+    let list: Vec<String> =
+        named.map(|other| format!("server {}: {}", other.host, other.why)).collect();
+    let list = list.join("; and of ");
+    (!unheard.is_empty())
+        .then(|| format!("waiting for the server {address}, which has no answer of {list}"))
 }
 
 fn why_mount_waits(target: &Target) -> Option<String> {
     let patience_s = target.patience.as_secs();
-    let why = match greet(&target.address) {
+    let why = match greet(&target.address, &target.credential) {
         Greeted::Silent => silent_text(&target.address, seen_stopped_at(&target.address)),
         Greeted::Answers => {
             let name = buffer_name(target).ok()?;
@@ -148,6 +209,39 @@ mod tests {
         assert!(told.starts_with("waiting for the server 127.0.0.1:7: its process 9 is stopped ("));
         assert!(told.contains("`kill -CONT 9` lets it go on"), "{told}");
         assert!(silent_text(&address, None).contains("it gives no answer at 127.0.0.1:7"));
+    }
+
+    #[test]
+    fn a_server_that_waits_for_another_one_is_told_with_that_and_one_that_is_only_slow_is_not() {
+        let address: ServerAddress = "127.0.0.1:7".parse().unwrap();
+        let other = |host: &str, why: &str| Unheard {
+            server: "0".into(),
+            host: host.into(),
+            why: why.into(),
+        };
+        assert_eq!(unheard_text(&address, Vec::new()), None);
+        let stopped = format!("its process 9 is {ARE_STOPPED} (`kill -CONT 9` lets it go on)");
+        let unheard = vec![other("n2", "it cannot be reached"), other("n3", &stopped)];
+        let told = unheard_text(&address, unheard).unwrap();
+        let begins =
+            "waiting for the server 127.0.0.1:7, which has no answer of server n3: its process 9";
+        assert!(told.starts_with(begins), "{told}");
+        assert!(
+            told.contains("`kill -CONT 9`")
+                && told.ends_with("; and of server n2: it cannot be reached"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn a_reason_is_new_again_when_it_was_none_for_a_while() {
+        let mut said = Vec::new();
+        let begun = Instant::now();
+        assert!(is_new(&mut said, "why", begun) && is_new(&mut said, "other", begun));
+        let soon = begun + SAID_HOLDS / 2;
+        assert!(!is_new(&mut said, "why", soon));
+        assert!(!is_new(&mut said, "why", soon + SAID_HOLDS / 2), "it was so in between");
+        assert!(is_new(&mut said, "why", soon + SAID_HOLDS * 2));
     }
 
     #[test]

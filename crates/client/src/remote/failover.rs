@@ -313,6 +313,10 @@ impl Notify for Translated {
         self.inner.names_recalled()
     }
 
+    fn names_stay(&self) -> bool {
+        self.inner.names_stay()
+    }
+
     fn attr_recalled(&self, ino: Ino) {
         if let Some(ino) = self.own(ino) {
             self.inner.attr_recalled(ino);

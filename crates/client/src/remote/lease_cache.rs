@@ -41,6 +41,10 @@ struct State {
     /// directory only this mount puts names.
     own: HashMap<Ino, HashSet<u64>>,
     own_names: usize,
+    /// Counts the ends of sessions after which the kernel could not drop its names at once, and those of them whose names it
+    /// does not believe any more.
+    stayed: u64,
+    over: u64,
 }
 
 impl State {
@@ -287,9 +291,11 @@ impl LeaseCache {
         notify.wait_heard_within(MOVED_BUSY_MAX);
     }
 
-    /// Nothing is leased any more: the session is over.
-    pub(super) fn all_recalled(&self) {
-        let (names, attrs): (Vec<Ino>, Vec<Ino>) = {
+    /// Nothing is leased any more: the session is over. True if the kernel believes names all the same, as others stand on
+    /// them, until [`LeaseCache::names_are_over`] has returned.
+    #[must_use]
+    pub(super) fn all_recalled(&self) -> bool {
+        let (mut names, attrs): (Vec<Ino>, Vec<Ino>) = {
             let mut state = self.state.lock();
             state.recalls += 1;
             state.own.clear();
@@ -298,7 +304,27 @@ impl LeaseCache {
             (state.names.drain().collect(), state.attrs.drain().collect())
         };
         self.lease_end_ms.store(0, Ordering::Release);
+        let notify = self.notify.read().clone();
+        if !names.is_empty() && notify.is_some_and(|notify| notify.names_stay()) {
+            self.state.lock().stayed += 1;
+            names.clear();
+        }
         self.recalled(&names, &attrs);
+        let state = self.state.lock();
+        state.stayed > state.over
+    }
+
+    /// Waits until the kernel believes no name that was leased in a session that is over: for up to a lease.
+    pub(super) fn names_are_over(&self) {
+        let stayed = self.state.lock().stayed;
+        self.ask_for_names();
+        let mut state = self.state.lock();
+        state.over = state.over.max(stayed);
+    }
+
+    /// When the session's lease ends, by this mount's clock.
+    pub(super) fn lease_end(&self) -> Instant {
+        self.begun + Duration::from_millis(self.lease_end_ms.load(Ordering::Acquire))
     }
 }
 
@@ -306,6 +332,24 @@ impl LeaseCache {
 mod tests {
     use super::*;
     use forebay_proto::attr::Timestamp;
+
+    /// Others stand on names of it.
+    #[derive(Default)]
+    struct StoodOn(Kernel);
+
+    impl Notify for StoodOn {
+        fn entry_changed(&self, _: Ino, _: &[u8]) {}
+        fn inode_changed(&self, _: Ino) {}
+        fn names_recalled(&self) -> bool {
+            self.0.names_recalled()
+        }
+        fn names_stay(&self) -> bool {
+            true
+        }
+        fn attr_recalled(&self, ino: Ino) {
+            self.0.attr_recalled(ino);
+        }
+    }
 
     #[derive(Default)]
     struct Kernel(Mutex<(u32, Vec<Ino>)>);
@@ -475,8 +519,28 @@ mod tests {
         assert!(kept.take_changed(Ino(5)).is_some());
         let one = kept.begin(dir, false);
         kept.end(one, Some((brought, kept.mark())));
-        kept.all_recalled();
+        assert!(!kept.all_recalled());
         assert_eq!(kept.take_changed(Ino(5)), None);
+    }
+
+    #[test]
+    fn names_on_which_others_stand_are_believed_until_they_are_over() {
+        let (kept, kernel) = (LeaseCache::new(), Arc::new(StoodOn::default()));
+        kept.set_notify(Arc::clone(&kernel) as Arc<dyn Notify>);
+        kept.renewed(Instant::now(), Duration::from_secs(10));
+        assert!(kept.lease_end() > Instant::now() + Duration::from_secs(9));
+        assert!(!kept.all_recalled(), "there are none");
+        let told = || kernel.0.0.lock().clone();
+        let before = told().0;
+        kept.keep_names(Ino(5), kept.mark());
+        kept.keep_attr(Ino(7), kept.mark());
+        assert!(kept.all_recalled());
+        assert_eq!(told(), (before, vec![Ino(7)]), "attributes are dropped at once, names are not");
+        assert_eq!(kept.names_ttl(Ino(5)), Duration::ZERO);
+        assert!(kept.all_recalled(), "a session that could not be made changes nothing of it");
+        kept.names_are_over();
+        assert_eq!(told().0, before + 1);
+        assert!(!kept.all_recalled());
     }
 
     #[test]
@@ -484,7 +548,7 @@ mod tests {
         let (kept, kernel) = kept();
         kept.keep_names(Ino(5), kept.mark());
         kept.keep_attr(Ino(7), kept.mark());
-        kept.all_recalled();
+        assert!(!kept.all_recalled(), "the kernel can drop all names");
         assert_eq!(kept.names_ttl(Ino(5)), Duration::ZERO);
         assert_eq!(kernel.0.lock().1, [Ino(7)]);
         kept.keep_names(Ino(5), kept.mark());

@@ -335,5 +335,6 @@ fn keep_alive(peer: &Peer) {
         {
             tracing::debug!(%error, "no sign of life from the server");
         }
+        peer.settle_unheard();
     }
 }

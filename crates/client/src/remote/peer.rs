@@ -30,11 +30,11 @@ use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::asked::{self, LOOK};
 use forebay_proto::net::answer::Answer;
 use forebay_proto::net::auth::Purpose;
-use forebay_proto::net::frame::{self, FrameError, Kind};
+use forebay_proto::net::frame::{self, FrameError, FrameHeader, Kind};
 use forebay_proto::net::session::{
-    Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, SessionId, SlotId,
+    Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, Reclaim, SessionId, SlotId,
 };
-use forebay_proto::net::{Call, GivenBack, Request, Response};
+use forebay_proto::net::{Attempt, Call, GivenBack, Request, Response};
 use forebay_proto::{Attr, Caller, Errno, Ino, Result};
 pub(super) use left::Then;
 use left::{Left, Touched, WhenLeft};
@@ -118,6 +118,33 @@ pub(super) struct Session {
     pub(super) address: ServerAddress,
     /// Where it was begun.
     pub(super) begun_at: ServerAddress,
+    /// What was there before, if this one is over or is being made.
+    last: Option<LastSession>,
+}
+
+/// A session that is over.
+struct LastSession {
+    /// Of its server.
+    incarnation: u64,
+    /// By this mount's clock.
+    lease_end: Instant,
+}
+
+impl LastSession {
+    /// Whether a server of this incarnation changes nothing that was leased in it: one that has started since then
+    /// waits for this mount to say all that it holds, or for as long as a lease is, which ends later than this one.
+    fn is_kept_by(&self, incarnation: u64) -> bool {
+        self.incarnation != incarnation && Instant::now() < self.lease_end
+    }
+}
+
+impl Session {
+    /// It is over, or taken for it: the next call makes another one. `lease_end`: of its lease.
+    pub(super) fn over(&mut self, lease_end: Instant) {
+        if let Some(attached) = self.attached.take() {
+            self.last = Some(LastSession { incarnation: attached.incarnation, lease_end });
+        }
+    }
 }
 
 /// One server.
@@ -227,6 +254,7 @@ impl Peer {
                 attached: None,
                 address: target.address.clone(),
                 begun_at: target.address.clone(),
+                last: None,
             }),
             spoken_at: Mutex::new(target.address.clone()),
             target,
@@ -338,6 +366,7 @@ impl Peer {
             session: SessionId(0),
             slot: slot.id,
             slot_seq: slot.seq,
+            attempt: Attempt::default(),
             caller: self.with_groups(caller, &call),
             cpu: None,
             given_back: GivenBack::default(),
@@ -512,16 +541,19 @@ impl Peer {
         request.cpu = self.near.load(Ordering::Relaxed).then(this_cpu).flatten();
         let mark = self.kept.mark();
         let sent = Instant::now();
-        let id = u64::from(slot.seq);
         if asked::is_given_up() {
             // A connection may have taken long to make: what nobody waits for any more is not begun.
             return Err(Failed::GivenUp);
         }
+        slot.attempt.number += 1;
+        request.attempt = slot.attempt;
+        let id = slot.attempt.number;
         // A part of a frame does nothing there, but nothing else can follow it.
         link.send(Kind::Call, id, request, payload, None)?;
         slot.sent = true;
         let header = link.receive(&mut slot.body)?;
         header.expect(Kind::Answer)?;
+        is_answer_to(&header, id)?;
         let bytes = match room {
             Room::None => {
                 link.no_payload(&header)?;
@@ -540,6 +572,7 @@ impl Peer {
         let file = link.take_file();
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
         self.note_given(left::opened_by(&request.call), attached.cache.is_some(), &answer);
+        slot.heard();
         Ok(Done { answer, bytes, file, mark, dirs })
     }
 
@@ -610,9 +643,13 @@ impl Peer {
                 None => {}
             }
         };
-        self.kept.all_recalled();
-        session.attached = None;
-        let (mut link, server) = self.greet_anywhere()?;
+        session.over(self.kept.lease_end());
+        let names_stay = self.kept.all_recalled();
+        let (mut link, server, incarnation) = self.greet_anywhere()?;
+        let is_kept = session.last.as_ref().is_some_and(|last| last.is_kept_by(incarnation));
+        if names_stay && !is_kept {
+            self.kept.names_are_over();
+        }
         let sent = Instant::now();
         let attach = Attach {
             buffer: self.target.buffer.clone(),
@@ -629,14 +666,43 @@ impl Peer {
         self.near.store(attached.node == self.node, Ordering::Relaxed);
         let locks = self.held_locks.all();
         let (generation, mut parts) = self.held.for_new_session(&locks);
+        let is_later = names_stay && is_kept;
         if let Some(last) = parts.last_mut() {
             last.answered = self.slots_in_no_use();
+            last.last = !is_later;
         }
+        self.reclaim(&mut link, attached.key.session, parts)?;
+        if seen > 0 {
+            tracing::warn!(%server, "a new session with the server");
+        }
+        self.is_cache.store(attached.cache.is_some(), Ordering::Release);
+        self.kept.set_longest(attached.cache.map_or(u64::MAX, |cache| cache.ttl_ms));
+        self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
+        session.begun_at = server.clone();
+        session.address = self.best_address(&attached, server);
+        self.spoken_at.lock().clone_from(&session.address);
+        session.generation = generation;
+        self.lease_ms.store(attached.lease_ms.into(), Ordering::Relaxed);
+        session.attached = Some(attached);
+        if is_later {
+            self.say_all_later(generation);
+        }
+        Ok(())
+    }
+
+    /// Tells what this mount holds, on the connection that has begun the session.
+    fn reclaim(
+        &self,
+        link: &mut Link,
+        session: SessionId,
+        parts: Vec<Reclaim>,
+    ) -> std::result::Result<(), LinkError> {
         for part in parts {
             let request = Request {
-                session: attached.key.session,
+                session,
                 slot: SlotId(0),
                 slot_seq: 0,
+                attempt: Attempt::default(),
                 caller: Caller::root(),
                 cpu: None,
                 given_back: GivenBack::default(),
@@ -655,19 +721,28 @@ impl Peer {
                 answer => return Err(refused(answer)),
             }
         }
-        if seen > 0 {
-            tracing::warn!(%server, "a new session with the server");
-        }
-        self.is_cache.store(attached.cache.is_some(), Ordering::Release);
-        self.kept.set_longest(attached.cache.map_or(u64::MAX, |cache| cache.ttl_ms));
-        self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
-        session.begun_at = server.clone();
-        session.address = self.best_address(&attached, server);
-        self.spoken_at.lock().clone_from(&session.address);
-        session.generation = generation;
-        self.lease_ms.store(attached.lease_ms.into(), Ordering::Relaxed);
-        session.attached = Some(attached);
         Ok(())
+    }
+
+    /// Others stand on names of this mount, so its kernel believes for a while what it was told in the last session. The server
+    /// has started anew since and changes nothing before this mount has said all: that is said when those names are over. What
+    /// the mount holds is told already, and its reads go on.
+    fn say_all_later(&self, generation: u64) {
+        let Some(me) = self.me.get().and_then(Weak::upgrade) else { return };
+        let say = move || {
+            me.kept.names_are_over();
+            let all = Call::Reclaim(Reclaim { last: true, ..Reclaim::default() });
+            let said = me.call_in(Some(generation), &Caller::root(), all, &[], Room::None);
+            // Another session says it anew.
+            if let Err(error) = said.map(drop)
+                && error != Errno::ECANCELED
+            {
+                tracing::debug!(%error, "the server waits for what this mount holds until its grace is over");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("names".into()).spawn(say) {
+            tracing::warn!(%error, "cannot start a thread: the server waits for this mount until its grace is over");
+        }
     }
 
     /// Which of this mount's sessions at the server it is.
@@ -714,6 +789,7 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
         session: SessionId(0),
         slot: SlotId(0),
         slot_seq: 0,
+        attempt: Attempt::default(),
         caller: Caller::root(),
         cpu: None,
         given_back: GivenBack::default(),
@@ -721,6 +797,14 @@ fn first_call(link: &mut Link, call: Call<'_>) -> std::result::Result<Answer, Li
     };
     link.send(Kind::Call, 0, &request, &[], None)?;
     Ok(link.receive_as::<Response>(Kind::Answer)?.answer)
+}
+
+/// An answer to an earlier attempt is none to a later one. None can come on its connection; one that does ends it.
+fn is_answer_to(header: &FrameHeader, attempt: u64) -> std::result::Result<(), LinkError> {
+    match header.id == attempt {
+        true => Ok(()),
+        false => Err(LinkError::Io(Errno::EPROTO.into())),
+    }
 }
 
 fn refused(answer: Answer) -> LinkError {

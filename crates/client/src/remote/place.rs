@@ -63,7 +63,7 @@ impl Peer {
         if away && let Some(mut session) = self.session.try_write() {
             if session.attached.is_some() && !addresses.contains(&session.begun_at) {
                 tracing::warn!(from = %session.begun_at, "a server has moved: it is looked for where it is now");
-                session.attached = None;
+                session.over(self.kept.lease_end());
             }
         }
         *self.addresses.write() = addresses;
@@ -180,13 +180,15 @@ impl Peer {
         }
     }
 
-    /// A connection by the first of the addresses that answers; that address.
-    pub(super) fn greet_anywhere(&self) -> std::result::Result<(Link, ServerAddress), LinkError> {
+    /// A connection by the first of the addresses that answers; that address, and the server's incarnation.
+    pub(super) fn greet_anywhere(
+        &self,
+    ) -> std::result::Result<(Link, ServerAddress, u64), LinkError> {
         let addresses = self.addresses.read().clone();
         let mut failed = LinkError::Closed;
         for address in addresses {
             match self.greet(&address, Purpose::Calls, None) {
-                Ok((link, _)) => return Ok((link, address)),
+                Ok((link, incarnation)) => return Ok((link, address, incarnation)),
                 Err(error) => failed = error,
             }
         }

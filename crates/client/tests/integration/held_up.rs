@@ -156,6 +156,35 @@ fn what_a_mount_gave_up_is_not_done_later_and_what_it_unlocked_is_unlocked() {
 }
 
 #[test]
+fn a_lookup_that_was_given_up_holds_nothing_when_it_arrives_late() {
+    let (_dir, path) = flash();
+    let own = path.join("own.sock");
+    let server = serve(&path, 1, &ServerAddress::Unix(own.clone()), false);
+    let (relay, through) = Relay::start(own, &path.join("relay.sock"));
+    let patient = Target { patience: PATIENCE, by_given_address: true, ..target(&through) };
+    let a = RemoteFs::attach(patient).unwrap();
+    let b = RemoteFs::attach(target(&server.address())).unwrap();
+    let who = Caller::root();
+    let ino = b.create(&who, Ino::ROOT, b"f", ARGS, false).unwrap().0.attr.ino;
+    // A connection for calls is there.
+    a.statfs().unwrap();
+
+    relay.shut();
+    // It is sent, on that connection.
+    assert_eq!(a.lookup(&who, Ino::ROOT, b"f").err(), Some(Errno::ETIMEDOUT));
+    relay.open();
+    until("the mount goes on", || a.statfs().is_ok());
+    relay.deliver();
+    b.unlink(&who, Ino::ROOT, b"f").unwrap();
+    b.forget(ino, 1);
+    // The mount that gave up goes on in its session, and does not know that it might hold it.
+    until("its space comes back", || server.server.namespace().attributes(ino).is_err());
+    a.close();
+    b.close();
+    server.stop();
+}
+
+#[test]
 fn a_flock_of_another_mode_that_is_refused_is_not_held_any_more() {
     let (_dir, path) = flash();
     let server = serve(&path, 1, &"127.0.0.1:0".parse().unwrap(), false);

@@ -11,7 +11,7 @@ use forebay_proto::api::ops::*;
 use forebay_proto::net::auth::{Key, Purpose, Refusal, Secret};
 use forebay_proto::net::frame::{FrameHeader, HEADER_BYTES, Kind};
 use forebay_proto::net::session::{SessionId, SlotId};
-use forebay_proto::net::{Answer, Call, GivenBack, Request, Response};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request, Response};
 use forebay_proto::{Caller, Ino};
 use forebay_server::net::MAX_GREETING;
 use rand::rngs::StdRng;
@@ -78,6 +78,7 @@ fn request(session: u64, call: Call<'_>) -> Request<'_> {
         session: SessionId(session),
         slot: SlotId(0),
         slot_seq: 1,
+        attempt: Attempt::default(),
         caller: Caller::root(),
         cpu: None,
         given_back: GivenBack::default(),

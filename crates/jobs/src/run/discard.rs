@@ -79,7 +79,7 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     record.step = Step::Teardown;
     record.keep = false;
     record.save(&dir).map_err(refused)?;
-    let going = destroy(&record, &dir, program, &signals).map_err(|why| failed(&why))?;
+    let going = destroy(&record, &dir, program, &signals, &console).map_err(|why| failed(&why))?;
     let left = say_left(going, &record, &dir, program, &signals, &console);
     mount::remove_job_dir(&record, &dir)
         .map_err(|error| failed(&format!("remove {}: {error}", dir.display())))?;
@@ -176,6 +176,7 @@ fn held_by_mount(
     never_ran: bool,
 ) -> Result<Files, String> {
     let point = record.mount_point();
+    let _told = program.servers.tell_of_mount(point, "look at what is in");
     if !mount::answers(point) {
         if never_ran {
             return Ok(Files::default());
@@ -203,8 +204,10 @@ fn destroy(
     dir: &Path,
     program: &Program,
     signals: &Signals,
+    console: &Console,
 ) -> Result<Option<String>, String> {
-    let here = mount::give_up(&program.path, record, dir, signals);
+    let say = |text: &str| console.say(&format!("forebay: {text}"));
+    let here = mount::give_up(&program.path, record, dir, signals, &say);
     let Some(job) = &record.served else { return here.map(|()| None) };
     let gone = match program.servers.destroy(job, true) {
         Ok(()) => Ok(None),

@@ -265,11 +265,13 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     let console = Console::new();
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
     let say = |text: &str| console.step(first, text);
+    let told = program.servers.tell_of_mount(record.mount_point(), "go on with the job in");
     // A buffer at servers is given back without a mount.
     let mounted = match record.served.is_none() || first != Step::Teardown {
         true => mount::mount_again(&program.path, &record, &dir, &signals, &say),
         false => Ok(()),
     };
+    drop(told);
     record.done.retain(|summary| summary.step < first);
     let mut machine = Machine::new(record, dir, program, signals, console);
     machine.resumed = true;
@@ -404,7 +406,8 @@ impl Machine {
             let made = self.program.servers.create(&self.record, job);
             made.map_err(|error| error.to_string())?;
         }
-        mount::mount(&self.program.path, &self.record, &self.dir, &self.signals)
+        let say = |text: &str| self.console.step(Step::Setup, text);
+        mount::mount(&self.program.path, &self.record, &self.dir, &self.signals, &say)
             .map_err(|refusal| refusal.why)?;
         for mode in self.record.request.access_modes.clone() {
             let path = self.record.mode_dir(mode, &self.dir);
@@ -565,7 +568,11 @@ impl Machine {
 
     fn data_out(&mut self) -> StepSummary {
         let mut summary = match self.record.request.cache {
-            Some(_) => drain::drain(self.record.mount_point(), &self.signals, &self.console),
+            Some(_) => {
+                let point = self.record.mount_point();
+                let _told = self.program.servers.tell_of_mount(point, "drain");
+                drain::drain(point, &self.signals, &self.console)
+            }
             None => self.stage(Direction::Out),
         };
         if summary.ended != Ended::Ok {
@@ -574,19 +581,19 @@ impl Machine {
         summary
     }
 
-    /// What the buffer holds, if its server answers.
-    fn held(&self) -> Option<Held> {
+    /// What the buffer holds, as its server tells.
+    fn held(&self) -> Result<Held, ControlError> {
         if let Some(job) = &self.record.served {
-            let status = self.program.servers.status(job).ok()?;
-            return Some(Held {
+            let status = self.program.servers.status(job)?;
+            return Ok(Held {
                 used_bytes: status.used_bytes,
                 partial: status.is_partial(),
                 volatile: status.volatile,
             });
         }
-        let (mut control, _) = Control::connect_path(self.record.mount_point()).ok()?;
-        let status = control.buffer_status().ok()?;
-        Some(Held { used_bytes: status.used_bytes, partial: false, volatile: status.volatile })
+        let (mut control, _) = Control::connect_path(self.record.mount_point())?;
+        let status = control.buffer_status()?;
+        Ok(Held { used_bytes: status.used_bytes, partial: false, volatile: status.volatile })
     }
 
     /// Says how it went.
@@ -611,7 +618,11 @@ impl Machine {
                 self.console.say(&format!("forebay: {why}"));
             }
             let held = self.held();
-            let text = report::kept_text(&self.record, dir, &self.failures, held.as_ref(), called);
+            if let Err(error) = &held {
+                say(&format!("what its buffer holds cannot be told: {error}"));
+            }
+            let held = held.as_ref().ok();
+            let text = report::kept_text(&self.record, dir, &self.failures, held, called);
             self.console.say(&text);
         } else if left {
             let why = self.record.done.last().map_or("", |summary| &summary.detail);

@@ -2,7 +2,7 @@
 //! executable, `forebay mount` and `forebay umount`.
 //!
 //! Each has a time limit: a teardown must hold nobody. What the command says on standard error
-//! is the reason that the user gets; what an `umount` waits for, they get while it waits. Called by [`super`].
+//! is the reason that the user gets; what it waits for, they get while it waits. Called by [`super`].
 
 use super::record::{JobRecord, RECORD_NAME, as_path, jobs_dir};
 use super::signals::{Signals, with_clear_mask};
@@ -49,7 +49,7 @@ pub fn answers(path: &Path) -> bool {
         && Control::connect_path(path).is_ok_and(|(mut control, _)| control.buffer_status().is_ok())
 }
 
-/// Mounts a job's buffer: makes it, or finds the one that a crash left.
+/// Mounts a job's buffer: makes it, or finds the one that a crash left. While it waits, `say` is told for what.
 ///
 /// # Errors
 /// Why not, as the command said it.
@@ -58,6 +58,7 @@ pub fn mount(
     record: &JobRecord,
     dir: &Path,
     signals: &Signals,
+    say: &dyn Fn(&str),
 ) -> Result<(), Refusal> {
     let mut args: Vec<OsString> = vec!["mount".into(), "--json".into()];
     args.extend(["--log-file".into(), dir.join("mount.log").into()]);
@@ -84,7 +85,7 @@ pub fn mount(
     args.extend(record.request.limits.flags().into_iter().map(OsString::from));
     args.push("--".into());
     args.push(record.mount_point().into());
-    run(program, &args, dir, MOUNT_LIMIT, signals, &unheard)
+    run(program, &args, dir, MOUNT_LIMIT, signals, say)
 }
 
 fn verify_word(verify: Verify) -> &'static str {
@@ -118,7 +119,7 @@ pub fn mount_again(
             record_file::create_dirs(point)
                 .map_err(|e| format!("make {}: {e}", point.display()))?;
         }
-        let Err(refusal) = mount(program, record, dir, signals) else { return Ok(()) };
+        let Err(refusal) = mount(program, record, dir, signals, say) else { return Ok(()) };
         let in_use = refusal.errno == Some(libc::EBUSY);
         let limit = if in_use { OTHERS_LIMIT } else { SETTLE_LIMIT };
         if begun.elapsed() >= limit {
@@ -150,7 +151,7 @@ pub fn end_late(
         if is_mounted(record.mount_point()) {
             umount(program, record, dir, true, signals, say)?;
         }
-        match mount(program, record, dir, signals) {
+        match mount(program, record, dir, signals, say) {
             Ok(()) => {}
             // What it mounted just now gives errors of its own to whoever looks at the mount point: they say nothing
             // about the buffer.
@@ -189,7 +190,7 @@ pub fn umount(
 }
 
 /// Unmounts a job's buffer by force and destroys it with all that is in it, mounted or only kept on
-/// flash. Of nothing: done.
+/// flash. Of nothing: done. While it waits, `say` is told for what.
 ///
 /// # Errors
 /// Why not, as the command said it.
@@ -198,6 +199,7 @@ pub fn give_up(
     record: &JobRecord,
     dir: &Path,
     signals: &Signals,
+    say: &dyn Fn(&str),
 ) -> Result<(), String> {
     let mut args: Vec<OsString> = vec!["umount".into(), "--json".into(), "--force".into()];
     if record.request.cache.is_some() {
@@ -211,7 +213,7 @@ pub fn give_up(
         args.extend(["--flash".into(), as_path(&record.flash).into()]);
     }
     args.extend(["--".into(), record.mount_point().into()]);
-    match run(program, &args, dir, UMOUNT_LIMIT, signals, &unheard) {
+    match run(program, &args, dir, UMOUNT_LIMIT, signals, say) {
         // No buffer is mounted there, and none is on flash.
         Err(refusal)
             if refusal.errno == Some(libc::EINVAL) && !is_mounted(record.mount_point()) =>
@@ -236,9 +238,6 @@ impl From<String> for Refusal {
         Refusal { why, errno: None }
     }
 }
-
-/// Of a command that does not wait for others.
-fn unheard(_: &str) {}
 
 /// Runs a command of this executable to its end; what it says meanwhile that it waits for is passed on to `say`.
 fn run(

@@ -16,6 +16,7 @@ use forebay_proto::control::{
     ControlError, Direction, PathBytes, PlanStatus, StageKind, StageSpec,
 };
 use forebay_proto::net::ledger::{BufferName, ServedBuffer, Token};
+use std::any::Any;
 use std::path::{Path, PathBuf};
 
 pub use super::served_job::ServedJob;
@@ -74,6 +75,10 @@ pub trait Servers: std::fmt::Debug {
     /// # Errors
     /// If the server cannot be asked.
     fn plans(&self, job: &ServedJob) -> Result<Box<dyn Plans>, ControlError>;
+
+    /// While what it gives lives, the job's mount at `point` is looked at or asked, to do `what` there ("copy from"): the user is
+    /// told whom that waits for when it takes long, be the buffer at servers or not.
+    fn tell_of_mount(&self, point: &Path, what: &'static str) -> Box<dyn Any>;
 }
 
 /// Staging: by the mount's own server, or by the servers of a served buffer.

@@ -19,11 +19,13 @@ use crate::request::{StageRequest, script_path};
 use forebay_client::{Control, locate_source};
 use forebay_proto::PlanId;
 use forebay_proto::control::{
-    ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageOptions, StageSpec,
+    ControlError, Direction, FileError, PartState, PathBytes, PlanState, PlanStatus, StageOptions,
+    StageSpec,
 };
 use forebay_proto::net::ledger::Token;
 use forebay_proto::size::format_bytes;
 use rustix::process::Signal;
+use std::any::Any;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -36,6 +38,9 @@ const FIRST_LOOK: Duration = Duration::from_millis(5);
 
 /// Longest wait for servers that are away: what a mount has as well.
 const SERVERS_LIMIT: Duration = Duration::from_secs(60);
+
+/// A server that a plan waits for is told when that takes longer: before it may just be busy.
+const WAITED_FOR_TOLD: Duration = Duration::from_secs(3);
 
 /// Retries of a transient error, per file.
 const RETRIES: u32 = 5;
@@ -111,6 +116,37 @@ impl LineEnd {
             | LineEnd::Unwritten(status) => status.as_ref(),
         }
     }
+}
+
+/// Whether a plan waits for a server, and since when.
+#[derive(Default)]
+struct WaitedFor {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl WaitedFor {
+    /// Which server, and why, once for each wait that takes long.
+    fn newly(&mut self, status: &PlanStatus) -> Option<String> {
+        let Some(text) = waits_for(status) else {
+            *self = WaitedFor::default();
+            return None;
+        };
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.told || since.elapsed() < WAITED_FOR_TOLD {
+            return None;
+        }
+        self.told = true;
+        Some(text)
+    }
+}
+
+/// Which server a plan waits for, and why, in words.
+fn waits_for(status: &PlanStatus) -> Option<String> {
+    status.parts.iter().filter(|part| part.state == PartState::Waiting).find_map(|part| {
+        let why = part.why.as_deref()?;
+        Some(format!("waiting for {}: {why}", part.server))
+    })
 }
 
 impl Plans for Control {
@@ -255,8 +291,16 @@ impl Stager<'_> {
                     ))),
                 }
             }
-            _ => left::unsaved(record, staged),
+            _ => {
+                let _told = self.told(record);
+                left::unsaved(record, staged)
+            }
         }
+    }
+
+    /// While it lives, files of the mount are looked at.
+    fn told(&self, record: &JobRecord) -> Box<dyn Any> {
+        self.program.servers.tell_of_mount(record.mount_point(), "look at files of the job in")
     }
 
     /// True if the script has failed and left a line nothing to stage out. Of namespaces of several
@@ -286,6 +330,7 @@ impl Stager<'_> {
             Direction::In => format!("{pfs} to {buffer}"),
             Direction::Out => format!("{buffer} to {pfs}"),
         };
+        let told = self.told(record);
         if direction == Direction::Out && self.is_unwritten(record, stage) {
             return LineEnd::Unwritten(None);
         }
@@ -300,6 +345,7 @@ impl Stager<'_> {
             let inside = buffer_path(record, self.dir, direction, stage)?;
             Ok((plans, served::copies(record, direction, stage, &inside)))
         });
+        drop(told);
         let (mut plans, copies) = match begun {
             Ok(begun) => begun,
             Err(error) => return LineEnd::Failed(vec![error.to_string()], None),
@@ -419,6 +465,7 @@ impl Stager<'_> {
         let mut pause = FIRST_LOOK;
         let mut heard = Instant::now();
         let mut last = None;
+        let mut waited_for = WaitedFor::default();
         loop {
             match plans.status(plan) {
                 Ok(status) => {
@@ -435,6 +482,9 @@ impl Stager<'_> {
                         PlanState::Queued | PlanState::Running => {}
                     }
                     self.console.progress(step, name, &status);
+                    if let Some(text) = waited_for.newly(&status) {
+                        self.console.step(step, &text);
+                    }
                     last = Some(status);
                 }
                 // A server that comes back goes on with its plans.

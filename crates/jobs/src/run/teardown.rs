@@ -11,7 +11,12 @@ impl Machine {
     pub(super) fn teardown(&mut self) -> StepSummary {
         let summary = StepSummary::new(Step::Teardown);
         let say = |text: &str| self.console.step(Step::Teardown, text);
-        if let Err(why) = commits::wait(&self.record, &self.signals, &say) {
+        // Plans are asked for by the mount; what comes after that says by itself whom it waits for.
+        let point = self.record.mount_point();
+        let told = self.program.servers.tell_of_mount(point, "look for plans of");
+        let waited = commits::wait(&self.record, &self.signals, &say);
+        drop(told);
+        if let Err(why) = waited {
             return summary.ending(Ended::Failed, why);
         }
         if let Err(why) = self.give_back() {

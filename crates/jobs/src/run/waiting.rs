@@ -1,4 +1,4 @@
-//! What a `forebay umount` that a job's end has started says it waits for, passed on to who runs the job while it waits. The
+//! What a `forebay mount` or `umount` that a job has started says it waits for, passed on to who runs the job while it waits. The
 //! command writes into a file of the job's directory, which goes with the job.
 //!
 //! Invariant: what is passed on is bounded ([`MOST_LINES`], [`MOST_BYTES`]), and a file that cannot be read changes nothing
@@ -13,7 +13,8 @@ use std::time::Duration;
 const MOST_LINES: u32 = 20;
 /// Most bytes that are read at once; no line is longer.
 const MOST_BYTES: usize = 4_096;
-/// What such a line has after the mount point.
+/// What such a line begins with, or has after the mount point.
+const WAITS: &str = "waiting for ";
 const WAITING: &str = ": waiting";
 /// From here on it speaks of the command's own terminal, which it has not got in a job.
 const OF_TERMINAL: &str = "Ctrl-C leaves";
@@ -60,7 +61,7 @@ impl Waiting {
 /// What a line says that the command waits for; `None` if it is about something else.
 fn waiting_in(line: &str) -> Option<&str> {
     let text = line.trim().strip_prefix("forebay: ")?;
-    if !text.contains(WAITING) {
+    if !text.contains(WAITING) && !text.starts_with(WAITS) {
         return None;
     }
     match text.find(OF_TERMINAL) {
@@ -95,6 +96,10 @@ mod tests {
                 Some("/m: waiting: plan 1 is not finished"),
             ),
             ("forebay: /m: waiting for something new", Some("/m: waiting for something new")),
+            (
+                "forebay: waiting for the server n1:1: its process 7 is stopped",
+                Some("waiting for the server n1:1: its process 7 is stopped"),
+            ),
             ("forebay: /m: destroyed with 1 file, 1 B", None),
             ("warning: /m: waiting", None),
             ("", None),

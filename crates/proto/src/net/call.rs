@@ -28,6 +28,8 @@ pub struct Request<'a> {
     pub slot: SlotId,
     /// See `slot`. Grows by one for each new call.
     pub slot_seq: u32,
+    /// Which attempt it is to have a call answered in the slot.
+    pub attempt: Attempt,
     /// Who asks, as the client's kernel told.
     pub caller: Caller,
     /// The processor that the client's thread runs on, if the server is on the same node: the two
@@ -38,6 +40,16 @@ pub struct Request<'a> {
     /// What.
     #[serde(borrow)]
     pub call: Call<'a>,
+}
+
+/// Attempts in a slot, counted over all calls there, also those that may be done twice: one that comes late, behind a later
+/// one, is not done, and what an attempt gave whose answer was not heard (references, opens) is taken back with the next one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Attempt {
+    /// Its number, from 1 on. 0: it is not counted (`Attach`, `Join`, `Reclaim`).
+    pub number: u64,
+    /// The last attempt in the slot of which the mount has the answer.
+    pub heard: u64,
 }
 
 /// What a mount gives back along with a call, each with how many; at most [`MAX_CARRIED`] of either.
@@ -507,6 +519,7 @@ mod tests {
             session: SessionId(7),
             slot: SlotId(1),
             slot_seq: 3,
+            attempt: Attempt { number: 9, heard: 7 },
             caller: Caller { uid: 1000, groups: vec![4], ..Caller::default() },
             cpu: Some(1),
             given_back: GivenBack { forgets: vec![(Ino(9), 2)], releases: Vec::new() },

@@ -21,5 +21,5 @@ pub mod stripes;
 pub mod tree;
 
 pub use answer::{Answer, ListedEntry, Response};
-pub use call::{Call, GivenBack, Request};
+pub use call::{Attempt, Call, GivenBack, Request};
 pub use frame::{FrameError, FrameHeader, HEADER_BYTES, Kind};

@@ -113,6 +113,32 @@ struct Whole {
     #[serde(flatten)]
     sum: BufferMetrics,
     parts: Vec<Part>,
+    /// Servers that have a part of it, those that do not answer among them.
+    server_count: u64,
+    /// Servers whose part is in the sum.
+    told_count: u64,
+    /// Some of them are not in the sum: what is used is at least that. The capacity is that of all.
+    partial: bool,
+}
+
+impl Whole {
+    fn of(buffer: &BufferMetrics, part: Part) -> Whole {
+        let sum = buffer.clone();
+        Whole { sum, parts: vec![part], server_count: 1, told_count: 0, partial: false }
+    }
+
+    /// Once all parts that were told of are there. Parts of a buffer are equally large.
+    fn complete(&mut self) {
+        let told = self.parts.iter().filter(|part| part.up).count() as u64;
+        let parts = self.parts.len() as u64;
+        (self.told_count, self.server_count) = (told, self.sum.part_count.max(parts));
+        let missing = self.server_count - told;
+        self.partial = missing > 0 && told > 0;
+        if self.partial {
+            let one = self.parts.iter().map(|part| part.capacity_bytes).max().unwrap_or(0);
+            self.sum.capacity_bytes = one * self.server_count;
+        }
+    }
 }
 
 /// A part of a buffer.
@@ -146,10 +172,11 @@ fn wholes<'a>(servers: impl Iterator<Item = &'a ServerMetrics>) -> Vec<Whole> {
                     whole.sum.add(buffer);
                     whole.parts.push(part);
                 }
-                None => all.push(Whole { sum: buffer.clone(), parts: vec![part] }),
+                None => all.push(Whole::of(buffer, part)),
             }
         }
     }
+    all.iter_mut().for_each(Whole::complete);
     all.sort_by(|a, b| a.sum.buffer.cmp(&b.sum.buffer));
     all
 }

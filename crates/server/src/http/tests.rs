@@ -184,6 +184,33 @@ fn the_page_of_a_pool_has_the_parts_of_all_servers() {
 }
 
 #[test]
+fn the_page_says_of_a_buffer_with_a_dead_server_what_it_has_at_least() {
+    let mut mine = full();
+    (mine.buffers[0].part_count, mine.buffers[0].capacity_bytes) = (2, 64 << 20);
+    let told = |others: PoolMetrics| -> serde_json::Value {
+        let fixed = Fixed { mine: Some(mine.clone()), others, ..Fixed::default() };
+        let (_, _, history) = get(&start_of(fixed), "/history.json");
+        serde_json::from_str::<serde_json::Value>(&history).unwrap()["buffers"][0].clone()
+    };
+    let unheard = Unheard { server: "s2".into(), host: "n2".into(), why: "away".into() };
+    let dead = told(PoolMetrics { servers: vec![], unheard: vec![unheard] });
+    assert_eq!((&dead["partial"], &dead["told_count"]), (&true.into(), &1.into()), "{dead}");
+    assert_eq!((&dead["server_count"], &dead["used_bytes"]), (&2.into(), &77.into()), "{dead}");
+    assert_eq!(dead["capacity_bytes"], 128 << 20, "of all its servers: {dead}");
+    // The other server answers, and does not serve its part.
+    let mut other = mine.clone();
+    (other.host, other.server) = ("n2".into(), Some("s2".into()));
+    let down =
+        BufferMetrics { buffer: "run7".into(), uuid: "u7".into(), ..BufferMetrics::default() };
+    let not_served = ServerMetrics { buffers: vec![down], ..other.clone() };
+    let half = told(PoolMetrics { servers: vec![not_served], unheard: vec![] });
+    assert_eq!((&half["partial"], &half["capacity_bytes"]), (&true.into(), &(128 << 20).into()));
+    let both = told(PoolMetrics { servers: vec![other], unheard: vec![] });
+    assert_eq!((&both["partial"], &both["capacity_bytes"]), (&false.into(), &(128 << 20).into()));
+    assert_eq!(both["used_bytes"], 154, "{both}");
+}
+
+#[test]
 fn nonsense_is_refused_by_name() {
     let http = start(full());
     assert!(send_raw(&http, b"\x16\x03\x01\x02\x00\r\n\r\n").starts_with("HTTP/1.1 400"));

@@ -320,6 +320,11 @@ impl Servers {
         format!("{why} ({hint})")
     }
 
+    /// That it does not answer, and why, in one text.
+    pub(super) fn does_not_answer(&self, server: ServerId) -> String {
+        format!("server {} does not answer: {}", self.host_of(server), self.told_silent(server))
+    }
+
     /// It gave an answer to another question.
     pub(super) fn nonsense(&self, server: ServerId) -> ControlError {
         let what = format!("ask server {}", self.host_of(server));

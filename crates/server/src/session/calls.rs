@@ -1,6 +1,7 @@
 //! From a call of a session to its answer: what is not about files, and what calls on all types of buffer share. Calls on
 //! files go to the type ([`super::buffer_type`]).
 
+use super::attempts::Gave;
 use super::{Session, Sessions};
 use forebay_lease::leases::Subject;
 use forebay_lease::slots::Before;
@@ -105,11 +106,49 @@ impl Sessions {
         local: bool,
     ) -> Reply {
         let began = Instant::now();
-        let mut reply = self.call_uncounted(session, request, payload, room, local);
+        let mut reply = self.call_attempted(session, request, payload, room, local);
         reply.dirs = self.changed_dirs(session, &request.call, &reply.answer);
         let bytes = (payload.len(), reply.payload_bytes);
         self.counts.count(&request.call, &reply.answer, began.elapsed(), bytes);
         reply
+    }
+
+    /// One attempt of a call, which may be too late.
+    fn call_attempted(
+        &self,
+        session: &Arc<Session>,
+        request: &Request<'_>,
+        payload: &[u8],
+        room: &mut Vec<u8>,
+        local: bool,
+    ) -> Reply {
+        let (slot, attempt) = (request.slot, request.attempt);
+        let unheard = match session.attempts.begin(slot, attempt) {
+            Ok(unheard) => unheard,
+            Err(errno) => return Reply::failed(errno),
+        };
+        let reply = self.call_uncounted(session, request, payload, room, local);
+        // Not before: what was open goes on being open, and what was referenced stays.
+        self.take_back_unheard(session, unheard);
+        let too_late = session.attempts.end(slot, attempt, Gave::of(&request.call, &reply.answer));
+        self.take_back_unheard(session, too_late);
+        reply
+    }
+
+    fn take_back_unheard(&self, session: &Session, gave: Gave) {
+        match gave {
+            Gave::Nothing => {}
+            Gave::Reference(ino) => self.give_back(session, ino, 1),
+            Gave::References(all) => {
+                all.into_iter().for_each(|ino| self.give_back(session, ino, 1));
+            }
+            Gave::Open { ino, local } => {
+                if local {
+                    self.leases.closed_locally(ino, session.id(), 1);
+                }
+                self.buffer.closed(session, ino, 1, local);
+            }
+        }
     }
 
     fn call_uncounted(

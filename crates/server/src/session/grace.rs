@@ -22,6 +22,8 @@ struct State {
     clients: BTreeSet<u64>,
     /// Of an earlier start and not back yet.
     awaited: BTreeSet<u64>,
+    /// Of those that were awaited, who has attached since.
+    attached: BTreeSet<u64>,
     until: Instant,
     /// When it was last looked whether that is over.
     looked: Instant,
@@ -57,6 +59,7 @@ impl Grace {
         let now = Instant::now();
         let state = State {
             awaited: clients.clone(),
+            attached: BTreeSet::new(),
             clients,
             until: now + lease,
             looked: now,
@@ -70,6 +73,9 @@ impl Grace {
     /// A client is attached; durable when this returns.
     pub(super) fn attached(&self, client: ClientId) -> Result<()> {
         let mut state = self.state.lock();
+        if state.awaited.contains(&client.0) {
+            state.attached.insert(client.0);
+        }
         if state.clients.insert(client.0) {
             write(&self.file, &state.clients)?;
         }
@@ -80,6 +86,8 @@ impl Grace {
     pub(super) fn reclaimed(&self, client: ClientId) {
         let mut state = self.state.lock();
         state.awaited.remove(&client.0);
+        // It has come late, and before that was told.
+        state.given_up.retain(|gone| *gone != client);
         self.over.store(state.awaited.is_empty(), Ordering::Release);
         drop(state);
         self.changed.notify_all();
@@ -98,6 +106,7 @@ impl Grace {
     pub(super) fn detached(&self, client: ClientId) -> Result<()> {
         let mut state = self.state.lock();
         state.awaited.remove(&client.0);
+        state.attached.remove(&client.0);
         self.over.store(state.awaited.is_empty(), Ordering::Release);
         if state.clients.remove(&client.0) {
             write(&self.file, &state.clients)?;
@@ -148,7 +157,9 @@ impl Grace {
         let gone = std::mem::take(&mut state.awaited);
         state.given_up.extend(gone.iter().map(|client| ClientId(*client)));
         self.over.store(true, Ordering::Release);
-        state.clients.retain(|client| !gone.contains(client));
+        // Who is there has said that it is; the next start waits for it, too.
+        let attached = &state.attached;
+        state.clients.retain(|client| !gone.contains(client) || attached.contains(client));
         if let Err(error) = write(&self.file, &state.clients) {
             tracing::warn!(%error, "cannot record that mounts have gone; the next start waits for them");
         }
@@ -229,6 +240,26 @@ mod tests {
 
         let third = Grace::open(file, lease).unwrap();
         assert_eq!(third.state.lock().awaited, BTreeSet::from([7]), "9 is not waited for again");
+    }
+
+    #[test]
+    fn a_client_that_is_there_and_has_not_said_all_is_waited_for_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("clients");
+        let lease = Duration::from_millis(40);
+        let first = Grace::open(file.clone(), lease).unwrap();
+        [7, 8].into_iter().for_each(|client| first.attached(ClientId(client)).unwrap());
+        let second = Grace::open(file.clone(), lease).unwrap();
+        second.attached(ClientId(7)).unwrap();
+        second.wait();
+        assert!(second.is_over() && !second.is_awaited(ClientId(7)));
+        second.reclaimed(ClientId(7));
+        assert_eq!(second.given_up(), [ClientId(8)], "7 has come late, and has not lost its locks");
+        let third = Grace::open(file.clone(), lease).unwrap();
+        assert_eq!(third.awaited(), [ClientId(7)], "8 did not come back");
+        third.attached(ClientId(7)).unwrap();
+        third.detached(ClientId(7)).unwrap();
+        assert!(third.is_over() && Grace::open(file, lease).unwrap().is_over());
     }
 
     #[test]

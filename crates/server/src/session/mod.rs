@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `buffer_type` | what differs between types of buffer; `scratch`, `cached` are the types |
 //! | `calls`, `calls_locks`, `names` | from a call to its answer: what all types share |
+//! | `attempts` | what answers gave that their mount has not heard |
 //! | `sizes` | turns of calls that change the size of a file |
 //! | `changes` | recalls before a change, order of changes in a directory |
 //! | `inodes` | what references are to |
@@ -15,6 +16,8 @@
 //! Leases, recalls and the slots of calls are `forebay-lease`, locks `forebay-locks`.
 //!
 //! Invariants
+//! * A call that is sent again gives once: what the answer of an earlier attempt gave, which the client did not hear, is taken
+//!   back.
 //! * What a client gives back is bounded by what this server gave it: no client can take another
 //!   one's references, locks or leases.
 //! * A session ends once: detached, or not heard of for the lease, or deaf to a recall for as
@@ -25,6 +28,7 @@
 //!
 //! Made by whoever serves a buffer (`net`); one [`Sessions`] for each buffer.
 
+mod attempts;
 mod buffer_type;
 mod cached;
 mod calls;
@@ -49,6 +53,7 @@ pub use calls::Reply;
 
 use crate::metrics::CallCounts;
 use crate::places::Places;
+use attempts::Attempts;
 use buffer_type::BufferType;
 use cached::Cached;
 use forebay_cache::CacheFs;
@@ -70,6 +75,8 @@ use inodes::Inodes;
 use parking_lot::Mutex;
 use scratch::Scratch;
 use sizes::Sizes;
+#[cfg(test)]
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -142,6 +149,7 @@ pub struct Session {
     busy: AtomicUsize,
     channel: Channel,
     slots: Arc<Slots>,
+    attempts: Attempts,
     /// References given and not taken back.
     held: Mutex<HashMap<Ino, u64, foldhash::fast::RandomState>>,
     /// Opens of a cache's files.
@@ -169,6 +177,12 @@ impl Session {
     /// True once it has ended.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
+    }
+
+    /// References that it was given and has not given back.
+    #[cfg(test)]
+    pub(crate) fn references(&self) -> BTreeMap<Ino, u64> {
+        self.held.lock().iter().map(|(ino, count)| (*ino, *count)).collect()
     }
 
     /// The client's process, as it says.
@@ -373,6 +387,7 @@ impl Sessions {
                 busy: AtomicUsize::new(0),
                 channel: Channel::default(),
                 slots,
+                attempts: Attempts::default(),
                 held: Mutex::default(),
                 opens: Mutex::default(),
                 over: AtomicBool::new(false),
@@ -559,6 +574,12 @@ impl Sessions {
             .collect();
         clients.sort_by(|a, b| (&a.host, a.pid).cmp(&(&b.host, b.pid)));
         clients
+    }
+
+    /// Opens by descriptor that count, of all sessions.
+    #[cfg(test)]
+    pub(crate) fn local_opens(&self) -> BTreeMap<Ino, u64> {
+        self.leases.local_opens()
     }
 
     /// Where the parts of the buffer are.

@@ -10,8 +10,8 @@ use forebay_proto::control::{PathBytes, StoreKind};
 use forebay_proto::layout::publish_xattr;
 use forebay_proto::net::call::MAX_CARRIED;
 use forebay_proto::net::session::{ClientId, Reclaim, SlotId};
-use forebay_proto::net::{Answer, Call, GivenBack, Request};
-use forebay_proto::{Caller, FileKind, ServerId, SetAttr};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request};
+use forebay_proto::{Caller, Cookie, FileKind, ServerId, SetAttr};
 use forebay_store::flash::{Store, StoreKey, StoreOptions};
 use forebay_store::record::Answered;
 use std::fs::File;
@@ -129,12 +129,28 @@ impl Client<'_> {
             session: self.session.id(),
             slot: SlotId(0),
             slot_seq: seq,
+            attempt: Attempt::default(),
             cpu: None,
             given_back,
             caller: Caller::root(),
             call,
         };
         self.rig.sessions.call(&self.session, &request, payload, &mut Vec::new(), true)
+    }
+
+    /// An attempt in slot 1, by a mount that has heard the answers up to one of them.
+    fn attempt(&self, (number, heard): (u64, u64), call: &Call<'_>) -> Answer {
+        let request = Request {
+            session: self.session.id(),
+            slot: SlotId(1),
+            slot_seq: 0,
+            attempt: Attempt { number, heard },
+            cpu: None,
+            given_back: GivenBack::default(),
+            caller: Caller::root(),
+            call: call.clone(),
+        };
+        self.rig.sessions.call(&self.session, &request, b"", &mut Vec::new(), true).answer
     }
 
     fn append(&self, seq: u32, ino: Ino, data: &[u8]) {
@@ -509,6 +525,57 @@ fn a_repeated_answer_brings_no_lease_that_may_have_been_recalled() {
     };
     assert!(keeps(), "the first answer brings it");
     assert!(!keeps(), "when it is told once more somebody may have changed the file");
+    rig.close();
+}
+
+#[test]
+fn a_reference_counts_once_whose_answer_was_lost_or_late_or_given_up() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let client = rig.attach(A);
+    step_of_a(&client, 1, false, None);
+    let ino = rig.file();
+    let held = || client.session.held.lock().get(&ino).copied().unwrap_or(0);
+    assert_eq!(held(), 1, "by its creation");
+    let (after, limit) = (Cookie::DOTDOT, rig.server.namespace().dir_limit(Ino::ROOT).unwrap());
+    let list = Call::List { ino: Ino::ROOT, after, limit, max_bytes: 4096, plus: true };
+    let lookup = Call::Lookup { parent: Ino::ROOT, name: b"f" };
+    let calls = [("lookup", lookup), ("listing", list), ("taking", Call::TakeAll(vec![ino]))];
+    for (at, (what, call)) in calls.iter().enumerate() {
+        let last = 4 * at as u64;
+        client.attempt((last + 1, last), call);
+        assert_eq!(held(), 2, "{what}: the answer is lost");
+        client.attempt((last + 2, last), call);
+        assert_eq!(held(), 2, "{what}: asked again");
+        let late = client.attempt((last + 1, last), call);
+        assert_eq!((late, held()), (Answer::failed(Errno::EINVAL), 2), "{what}: it comes late");
+        client.attempt((last + 3, last + 2), call);
+        assert_eq!(held(), 3, "{what}: the second was heard, this one is another");
+        client.attempt((last + 4, last + 2), &Call::Renew);
+        assert_eq!(held(), 2, "{what}: which is given up");
+        client.call(2 + at as u32, Call::Forget(vec![(ino, 1)]), b"");
+        assert_eq!(held(), 1, "{what}");
+    }
+    rig.close();
+}
+
+#[test]
+fn an_open_counts_once_whose_answer_was_lost() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = std::fs::canonicalize(dir.path()).unwrap();
+    let rig = Rig::open(&path);
+    let (maker, client) = (rig.attach(A), rig.attach(B));
+    step_of_a(&maker, 1, false, None);
+    let ino = rig.file();
+    let open_flags = libc::O_RDWR as u32;
+    let open = Call::Open { ino, open_flags, kill_suid: false, want_local: true };
+    for attempt in [(1, 0), (2, 0)] {
+        assert_eq!(client.attempt(attempt, &open), Answer::Opened { local: true });
+        assert!(rig.sessions.leases.is_open_locally(ino));
+    }
+    client.call(1, Call::Release(vec![(ino, 1)]), b"");
+    assert!(!rig.sessions.leases.is_open_locally(ino), "its one close is the last");
     rig.close();
 }
 

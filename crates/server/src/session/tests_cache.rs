@@ -9,7 +9,7 @@ use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::control::{PathBytes, StoreKind, Verify};
 use forebay_proto::net::ledger::AccessMode;
 use forebay_proto::net::session::{LockCall, LockKind, LockSpec, Reclaim, SlotId};
-use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request};
 use forebay_proto::{Cookie, FileKind};
 use forebay_store::flash::{Store, StoreKey, StoreOptions};
 use std::os::unix::fs::PermissionsExt;
@@ -114,12 +114,28 @@ impl Mount<'_> {
             session: self.session.id(),
             slot: SlotId(0),
             slot_seq: self.made.get(),
+            attempt: Attempt::default(),
             cpu: None,
             given_back: GivenBack::default(),
             caller,
             call,
         };
         self.rig.sessions.call(&self.session, &request, payload, &mut Vec::new(), true)
+    }
+
+    /// An attempt in slot 1, by a mount that has heard the answers up to one of them.
+    fn attempt(&self, (number, heard): (u64, u64), call: &Call<'_>) -> Answer {
+        let request = Request {
+            session: self.session.id(),
+            slot: SlotId(1),
+            slot_seq: 0,
+            attempt: Attempt { number, heard },
+            cpu: None,
+            given_back: GivenBack::default(),
+            caller: Caller::root(),
+            call: call.clone(),
+        };
+        self.rig.sessions.call(&self.session, &request, b"", &mut Vec::new(), true).answer
     }
 
     fn lookup(&self, parent: Ino, name: &str) -> Result<Ino> {
@@ -234,6 +250,29 @@ fn a_mount_that_is_not_believed_gets_no_object_and_reaches_nothing_by_its_number
     root.call(Call::Unlink { parent: Ino::ROOT, name: b"readable" });
     assert_eq!(root.getattr(kept), Ok(0));
     assert_eq!(rig.attach(3, user(), &[kept]).getattr(kept), Err(Errno::ESTALE));
+    rig.sessions.close();
+}
+
+#[test]
+fn an_open_of_a_cached_file_counts_once_whose_answer_was_lost() {
+    let rig = Rig::new();
+    rig.put("f", "content", 0o644);
+    let mount = rig.attach(1, None, &[]);
+    let ino = mount.lookup(Ino::ROOT, "f").unwrap();
+    let opens = || mount.session.opens.lock().count(ino);
+    let closes = [(true, Call::Release(vec![(ino, 1)])), (false, Call::Close(vec![(ino, 1)]))];
+    for (at, (local, close)) in closes.into_iter().enumerate() {
+        let last = 3 * at as u64;
+        let open = Call::Open { ino, open_flags: READ, kill_suid: false, want_local: local };
+        for attempt in [(last + 1, last), (last + 2, last)] {
+            assert_eq!(mount.attempt(attempt, &open), Answer::Opened { local });
+            assert_eq!(opens(), 1, "attempt {attempt:?}");
+        }
+        mount.attempt((last + 3, last + 2), &Call::Renew);
+        assert_eq!(opens(), 1, "the second answer was heard");
+        mount.call(close);
+        assert_eq!(opens(), 0, "its one close is the last, and it may drain");
+    }
     rig.sessions.close();
 }
 

@@ -22,7 +22,7 @@ use forebay_proto::net::frame;
 use forebay_proto::net::session::{
     LockCall, LockKind, LockSpec, LockState, Reclaim, SlotId, Ticket,
 };
-use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request};
 use forebay_store::flash::{Store, StoreKey, StoreOptions};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -147,6 +147,7 @@ fn request(session: &Session, (slot, seq): (u16, u32), call: Call<'static>) -> R
         session: session.id(),
         slot: SlotId(slot),
         slot_seq: seq,
+        attempt: Attempt::default(),
         cpu: None,
         given_back: GivenBack::default(),
         caller: Caller::root(),

@@ -1,7 +1,8 @@
-//! The servers and the client. [`check`]: what is checked of them; [`cuts`]: their power can be cut; [`data`]: with
-//! the data of files; [`weather`]: messages are lost or late.
+//! The servers and the client. [`check`]: what is checked of them; [`counts`]: what servers count for the client;
+//! [`cuts`]: their power can be cut; [`data`]: with the data of files; [`weather`]: messages are lost or late.
 
 mod check;
+mod counts;
 mod cuts;
 mod data;
 mod weather;
@@ -25,7 +26,7 @@ use forebay_proto::net::call::Taking;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
 use forebay_proto::net::session::{Attach, ClientId, NodeId, Reclaim, SlotId};
-use forebay_proto::net::{Answer, Call, GivenBack, Request};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request};
 use forebay_proto::{Caller, Cookie, Errno, FileKind, Ino, Result, ServerId, ShardId};
 use forebay_store::metadata::{LmdbStore, StoreOptions};
 use forebay_store::objects::Objects;
@@ -162,7 +163,11 @@ pub struct World {
     dir: tempfile::TempDir,
     net: Arc<Net>,
     seqs: RefCell<[u32; SHARDS as usize]>,
+    /// The last attempts of calls, in the one slot that there is at each.
+    attempts: RefCell<[Attempt; SHARDS as usize]>,
     held: RefCell<BTreeMap<Ino, u64>>,
+    /// Opens by descriptor.
+    opens: RefCell<BTreeMap<Ino, u64>>,
     power: Option<Arc<parking_lot::Mutex<cuts::Power>>>,
     /// What is not synced of files' data is lost with the power, too, and files may be striped.
     has_data: bool,
@@ -188,7 +193,9 @@ impl World {
             has_data,
             net: Arc::default(),
             seqs: RefCell::default(),
+            attempts: RefCell::default(),
             held: RefCell::default(),
+            opens: RefCell::default(),
             power,
         };
         world.start_missing();
@@ -235,7 +242,7 @@ impl World {
             node: NodeId("here".into()),
             unix_socket: None,
             volatile: false,
-            gives_objects: false,
+            gives_objects: !self.has_data,
             capacity_bytes: 1 << 40,
             private: None,
             cache: None,
@@ -249,10 +256,9 @@ impl World {
             node: NodeId("here".into()),
         };
         let (session, _) = sessions.attach(attach, None).unwrap();
-        let held = self.held.borrow();
-        let references = held.iter().filter(|(ino, _)| ino.shard().0 == shard);
         let reclaim = Reclaim {
-            references: references.map(|(ino, count)| (*ino, *count)).collect(),
+            references: counts::of_shard(&self.held, shard).into_iter().collect(),
+            opens: counts::of_shard(&self.opens, shard).into_iter().collect(),
             last: true,
             ..Reclaim::default()
         };
@@ -371,39 +377,68 @@ impl World {
     }
 
     fn call_with(&self, shard: u16, call: Call<'_>, payload: &[u8]) -> Answer {
+        self.call_until_answered(shard, &call, payload, false)
+    }
+
+    /// The same; `in_session`: in no other session, which was not told of what this gives back.
+    fn call_until_answered(
+        &self,
+        shard: u16,
+        call: &Call<'_>,
+        payload: &[u8],
+        in_session: bool,
+    ) -> Answer {
+        let is_once = call.is_once_only();
         let seq = {
             let mut seqs = self.seqs.borrow_mut();
-            seqs[usize::from(shard)] += u32::from(call.is_once_only());
+            seqs[usize::from(shard)] += u32::from(is_once);
             seqs[usize::from(shard)]
         };
         loop {
             if !self.there().contains(&shard) {
                 return Answer::failed(Errno::EIO);
             }
-            let (sessions, session) = {
+            if !is_once {
+                self.net.late_ones_arrive();
+            }
+            let running = {
                 let servers = self.net.servers.read();
-                let server = &servers[&shard];
-                (server.sessions.clone(), server.session.clone())
+                servers.get(&shard).map(|one| (one.sessions.clone(), one.session.clone()))
             };
-            let request = request(&session, seq, call.clone());
-            let mut room = Vec::new();
-            let reply =
-                as_server(shard, || sessions.call(&session, &request, payload, &mut room, false));
-            drop((sessions, session));
-            match reply {
-                // The client asks again, as it does on a new connection, and is told the same.
-                Some(_) if call.is_once_only() && self.net.is_answer_lost(shard, &request) => {}
-                Some(reply) => return self.note(reply.answer),
-                None => self.recover(),
+            // What of an attempt is known: nothing, that its server was killed, or its answer.
+            let (mut fate, mut reply) = (Fate::Arrives, None);
+            if let Some((sessions, session)) = running {
+                let mut request = request(&session, seq, call.clone());
+                request.attempt = self.next_attempt(shard);
+                let mut room = Vec::new();
+                if !is_once {
+                    fate = self.net.fate_of_attempt(shard, &request);
+                }
+                if matches!(fate, Fate::Arrives | Fate::AnswerLost) {
+                    let local = !self.has_data;
+                    let call = || sessions.call(&session, &request, payload, &mut room, local);
+                    reply = as_server(shard, call);
+                    // The client asks again, as it does on a new connection, and is told the same.
+                    if is_once && reply.is_some() && self.net.is_answer_lost(shard, &request) {
+                        continue;
+                    }
+                }
+            }
+            match (reply, fate) {
+                (Some(reply), Fate::Arrives) => {
+                    self.heard(shard);
+                    return self.note(reply.answer);
+                }
+                (None, Fate::Arrives | Fate::AnswerLost) => {
+                    self.recover();
+                    if in_session {
+                        return Answer::Done;
+                    }
+                }
+                _ if self.net.gives_up() => return Answer::failed(Errno::ETIMEDOUT),
+                _ => {}
             }
         }
-    }
-
-    fn note(&self, answer: Answer) -> Answer {
-        if let Answer::Entry { attr, .. } | Answer::Created { attr, .. } = &answer {
-            *self.held.borrow_mut().entry(attr.attr.ino).or_default() += 1;
-        }
-        answer
     }
 
     /// The inode of what a call gave, with a reference to it.
@@ -487,11 +522,6 @@ impl World {
             flags,
         };
         self.done(to.0.shard().0, call)
-    }
-
-    fn forget(&self, ino: Ino) {
-        self.held.borrow_mut().remove(&ino);
-        self.done(ino.shard().0, Call::Forget(vec![(ino, 1)])).unwrap();
     }
 
     /// From now on questions about names are recorded.
@@ -579,6 +609,7 @@ fn request<'a>(session: &Arc<Session>, seq: u32, call: Call<'a>) -> Request<'a> 
         session: session.id(),
         slot: SlotId(0),
         slot_seq: seq,
+        attempt: Attempt::default(),
         cpu: None,
         given_back: GivenBack::default(),
         caller: Caller::root(),

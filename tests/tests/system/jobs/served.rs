@@ -3,7 +3,10 @@
 
 use super::place::{Run, signal, until};
 use super::servers::Site;
+use forebay_tests::procs;
+use serde_json::Value;
 use std::fs;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 const STRIPED: &str = "jobdw type=scratch capacity=64MiB access_mode=striped";
@@ -432,6 +435,76 @@ fn a_job_that_is_discarded_names_its_stopped_server_and_goes_on_with_it() {
         assert!(discarded.err.contains(&said), "not said: {said}\n{}", discarded.err);
     }
     assert!(site.records().is_empty());
+}
+
+/// Within this time a command names a stopped process that it waits for; less than a job waits for a mount in use.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+/// A command that begins while a process is stopped says which, and goes on with it.
+fn begun_while_stopped(process: i32, begin: impl FnOnce() -> Child) -> Run {
+    signal(process, libc::SIGSTOP);
+    let running = begin();
+    std::thread::sleep(TOLD_WITHIN);
+    signal(process, libc::SIGCONT);
+    let run = Run::wait(running);
+    let said = format!("`kill -CONT {process}`");
+    assert!(run.err.contains(&said), "not said: {said}\n{}", run.err);
+    run
+}
+
+/// A script whose results cannot be staged out: a file is where they are to go.
+const KEPT: &str =
+    "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; echo > @PFS@/results; exit 5";
+
+#[test]
+fn a_job_that_is_resumed_names_its_stopped_server_or_mount_and_goes_on_with_it() {
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    let mount = site.place.server_of(&run.mount_point());
+    for process in [site.pid.get(), mount] {
+        begun_while_stopped(process, || site.resume(&run.record())).expect(121);
+    }
+    fs::remove_file(site.place.pfs("results")).unwrap();
+    Run::wait(site.resume(&run.record())).expect(5);
+    site.assert_clean();
+}
+
+/// Takes room at the leader, so that a buffer of one server is made at the other; the names of the buffers that do.
+fn fill_the_leader(site: &Site) -> Vec<&'static str> {
+    let unix = site.unix();
+    let ask = |args: &[&str]| procs::run(site.forebay(args).args(["--server", &unix]));
+    let mut made = Vec::new();
+    // The first may be at the other server: then the leader has most room for the second, which is larger.
+    for (name, capacity) in [("small", "64MiB"), ("large", "128MiB")] {
+        let pool: Value = serde_json::from_str(ask(&["pool", "status", "--json"]).trim()).unwrap();
+        let servers = pool["servers"].as_array().unwrap();
+        let leader = servers.iter().find(|server| server["leader"] == true).unwrap();
+        if leader["reserved_bytes"].as_u64().unwrap() > 0 {
+            break;
+        }
+        let create = ["buffer", "create", name, "--capacity", capacity, "--servers", "1"];
+        ask(&[&create[..], &["--store", "directory"]].concat());
+        made.push(name);
+    }
+    made
+}
+
+/// The server that is asked answers and has the buffer, the one that leads the pool does not.
+#[test]
+fn a_job_at_another_server_names_the_stopped_leader_when_it_is_resumed_or_discarded() {
+    let site = Site::of_servers(2);
+    let fills = fill_the_leader(&site);
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let (member, alone) = (site.member_address(1), ["--servers", "1"]);
+    let run = Run::wait(site.start_at(&member, &script, "", &alone)).expect(121);
+    let leader = site.pid.get();
+    begun_while_stopped(leader, || site.resume(&run.record())).expect(121);
+    begun_while_stopped(leader, || site.discard(&run.record())).expect(0);
+    for name in fills {
+        procs::run(&mut site.forebay(&["buffer", "destroy", name, "--server", &site.unix()]));
+    }
+    site.assert_clean();
 }
 
 /// What the others have stands for the whole neither in what is said nor in what is printed, nobody waits long for the one that is

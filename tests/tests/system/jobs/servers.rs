@@ -85,6 +85,11 @@ impl Site {
         self.members[number - 1].0
     }
 
+    /// Where it listens.
+    pub fn member_address(&self, number: usize) -> String {
+        self.members[number - 1].1.clone()
+    }
+
     /// Starts such a server again that was killed.
     pub fn start_member(&mut self, number: usize) {
         let member = self.join(number, &self.members[number - 1].1);

@@ -69,7 +69,7 @@ impl Asked {
                 asked.mounts.push(Mount::new(locate(point)?));
                 asked.named_mount = true;
             }
-            (None, Some(_)) => asked.server = Some(Server::connect(&args.at, None)?),
+            (None, Some(_)) => asked.server = Some(Server::connect(&args.at, None)?.quiet()),
             (None, None) => asked.connect_all()?,
         }
         Ok(asked)
@@ -152,11 +152,12 @@ fn is_askers(error: &ControlError) -> bool {
     error.errno == Some(libc::ETIMEDOUT) && error.path.is_some()
 }
 
-/// What is shown of a mount that did not tell: of one that waits for a server, which and what to do.
+/// What is shown of a mount that did not tell: of one that waits for a server, which; else why; and what to do.
 fn why(error: ControlError) -> String {
-    match error.path.is_none() {
-        true => error.to_string(),
-        false => error.why,
+    match (error.path.is_none(), &error.hint) {
+        (true, _) => error.to_string(),
+        (false, Some(hint)) => format!("{} ({hint})", error.why),
+        (false, None) => error.why,
     }
 }
 
@@ -173,6 +174,14 @@ mod tests {
         assert!(MOUNT_WAIT >= FIGURES_WAIT + Duration::from_secs(3));
         // And all is told within the 12 s that are promised.
         assert!(MOUNT_WAIT < ONCE_WAIT && ONCE_WAIT < Duration::from_secs(12));
+    }
+
+    #[test]
+    fn a_mount_whose_process_is_stopped_is_shown_with_what_to_do() {
+        let error = ControlError::new("hear from", Some("/s".as_ref()), "its process 7 is stopped");
+        assert_eq!(why(error.clone()), "its process 7 is stopped");
+        let error = error.hint("`kill -CONT 7` lets it go on");
+        assert_eq!(why(error), "its process 7 is stopped (`kill -CONT 7` lets it go on)");
     }
 
     #[test]

@@ -5,7 +5,15 @@ use forebay_proto::net::Call;
 
 /// Calls that no program waits for.
 pub(super) fn is_by_itself(call: &Call<'_>) -> bool {
-    matches!(call, Call::Forget(_) | Call::Release(_) | Call::Close(_) | Call::Renew | Call::Places)
+    matches!(
+        call,
+        Call::Forget(_)
+            | Call::Release(_)
+            | Call::Close(_)
+            | Call::Reclaim(_)
+            | Call::Renew
+            | Call::Places
+    )
 }
 
 /// Calls that a server may answer only when other mounts have published what they wrote to a file in logs.

@@ -6,7 +6,8 @@
 //! * the slot of a call that was left, and its connection, serve no other call before it is settled: its answer has come,
 //!   its session is over, or its number was used up. That is a repetition that does nothing: heard first it takes the number,
 //!   so that the call is not done when it arrives later; else it is answered with what the call had, when that is known;
-//! * what an answer gives that nobody took (references, opens, locks) is given back;
+//! * what an answer gives that nobody took (references, opens, locks) is given back. Where the answer of a call that may be done
+//!   twice is not heard at all, the server takes that back itself, with the slot's next call;
 //! * a call of this mount on what a call that was left may change waits until it is settled: a write that comes
 //!   after a program's signal must not be overtaken by the one before it;
 //! * what the kernel believes of what it may have changed is dropped when it is settled.
@@ -15,13 +16,13 @@
 
 use super::patience::RETRY_FIRST;
 use super::slots::{InUse, Slot};
-use super::{Failed, Peer, Room};
+use super::{Failed, Peer, Room, is_answer_to};
 use crate::remote::dirs::Changing;
 use forebay_net::LinkError;
 use forebay_proto::asked::{self, LOOK};
 use forebay_proto::net::frame::{self, Kind};
 use forebay_proto::net::session::SessionId;
-use forebay_proto::net::{Answer, Call, GivenBack, Request, Response};
+use forebay_proto::net::{Answer, Attempt, Call, GivenBack, Request, Response};
 use forebay_proto::{Caller, Errno, Ino, Result};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -183,7 +184,7 @@ impl Peer {
     /// Waits for the answer where it is to come. True if it came, or will not matter: the session is over.
     fn wait_for_answer(&self, slot: &mut Slot, opens: Option<Ino>) -> bool {
         let Some((link, made_in)) = slot.link.as_mut() else { return false };
-        let made_in = *made_in;
+        let (made_in, sent) = (*made_in, slot.attempt.number);
         let received = loop {
             match link.receive(&mut slot.body) {
                 Err(error) if error.is_timeout() && !self.is_closing() => {}
@@ -192,6 +193,7 @@ impl Peer {
         };
         let answer = received.and_then(|header| {
             header.expect(Kind::Answer)?;
+            is_answer_to(&header, sent)?;
             link.no_payload(&header)?;
             Ok(frame::decode::<Response>(&slot.body)?.answer)
         });
@@ -208,6 +210,7 @@ impl Peer {
                     self.note_given(opens, is_cache, &answer);
                     self.give_back_given(opens, is_cache, &answer);
                 }
+                slot.heard();
                 true
             }
         }
@@ -225,6 +228,7 @@ impl Peer {
             session: SessionId(0),
             slot: slot.id,
             slot_seq: slot.seq,
+            attempt: Attempt::default(),
             caller: Caller::root(),
             cpu: None,
             given_back,

@@ -6,7 +6,7 @@ use super::slots::{InUse, Slot};
 use super::{Peer, Room};
 use forebay_net::LinkError;
 use forebay_proto::net::session::{MAX_SLOTS, SessionId};
-use forebay_proto::net::{Call, GivenBack, Request};
+use forebay_proto::net::{Attempt, Call, GivenBack, Request};
 use forebay_proto::{Caller, Errno, Result};
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,6 +84,7 @@ impl Peer {
             session: SessionId(0),
             slot: slot.id,
             slot_seq: slot.seq,
+            attempt: Attempt::default(),
             caller: Caller::root(),
             cpu: None,
             given_back: GivenBack::default(),
@@ -185,6 +186,7 @@ impl Peer {
             session: SessionId(0),
             slot: slot.id,
             slot_seq: slot.seq,
+            attempt: Attempt::default(),
             caller: Caller::root(),
             cpu: None,
             given_back: GivenBack::default(),

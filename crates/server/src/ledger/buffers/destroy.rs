@@ -87,7 +87,7 @@ impl Buffers {
                 Some((_, part)) => dirty += part.dirty_files,
                 None if survey.get(&server).is_some_and(Option::is_some) => {}
                 None => {
-                    let why = format!("server {} does not answer", self.servers.host_of(server));
+                    let why = self.servers.does_not_answer(server);
                     return Err(of(WHAT, record.name(), &why, libc::EHOSTUNREACH).hint(
                         "it may have data that the PFS does not have; --discard-dirty loses it",
                     ));
@@ -127,7 +127,7 @@ impl Buffers {
                 None if self.record.is_lost(server)
                     || survey.get(&server).is_some_and(Option::is_some) => {}
                 None => {
-                    let why = format!("server {} does not answer", self.servers.host_of(server));
+                    let why = self.servers.does_not_answer(server);
                     return Err(of(WHAT, name, &why, libc::EHOSTUNREACH).hint(
                         "it may be mounted there; with --force it is destroyed, on that server when it is back",
                     ));

@@ -43,6 +43,12 @@ impl Opens {
         self.writing.contains(&ino)
     }
 
+    /// How often a file is open.
+    #[cfg(test)]
+    pub(in crate::session) fn count(&self, ino: Ino) -> u64 {
+        [&self.served, &self.local].into_iter().filter_map(|opens| opens.get(&ino)).sum()
+    }
+
     fn has(&self, ino: Ino) -> bool {
         self.local.contains_key(&ino) || self.served.contains_key(&ino)
     }

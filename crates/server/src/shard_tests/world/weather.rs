@@ -12,10 +12,13 @@
 //! * The client makes a request that is to be done once (the taking of a reference, too) again on a new connection, with its number. The
 //!   first attempt was lost, or done with its answer lost, or is still on its way when the second one is answered and the client has
 //!   gone on.
+//! * A call of the client that may be done twice, as a lookup, is made again, too, or the client gives it up and goes on: then what
+//!   is still on its way arrives behind the client's next calls, or before them.
 //! * A server that is stopped for a while is all of that in a row.
 //!
 //! All is one thread: a late message arrives when something else is asked or when a step is over, at a server of which
-//! no code runs then (it could hold a lock). What two threads of one server do at once is not shown here.
+//! no code runs then (it could hold a lock); a call that is done when it comes late, when none runs at any. What two threads of
+//! one server do at once is not shown here.
 
 use super::{Killed, RUNNING, World, as_server};
 use forebay_interfaces::peers::ShardHandler;
@@ -61,8 +64,10 @@ struct Late {
 enum Message {
     /// Of a server, with its payload.
     Question(Vec<u8>, Vec<u8>),
-    /// The first attempt of the client's request.
+    /// The first attempt of the client's request that is done once.
     Request(Vec<u8>),
+    /// An attempt of a call that may be done twice.
+    Attempt(Vec<u8>),
 }
 
 /// Bad weather.
@@ -139,7 +144,11 @@ impl Weather {
     }
 
     fn take(&mut self) -> Option<Late> {
-        let is_free = |late: &Late| RUNNING.with_borrow(|running| !running.contains(&late.to));
+        let is_free = |late: &Late| match late.what {
+            // It may be done, and wait for rounds of all servers.
+            Message::Attempt(_) => RUNNING.with_borrow(Vec::is_empty),
+            _ => RUNNING.with_borrow(|running| !running.contains(&late.to)),
+        };
         let free: Vec<usize> = (0..self.late.len()).filter(|at| is_free(&self.late[*at])).collect();
         match free.len() {
             0 => None,
@@ -153,11 +162,16 @@ impl super::Net {
         self.weather.lock().as_mut().map(look)
     }
 
-    /// What becomes of the next question. Late messages arrive before it.
-    pub(super) fn fate(&self, to: ShardId) -> Fate {
+    /// Some of the late messages arrive.
+    pub(super) fn late_ones_arrive(&self) {
         while let Some(late) = self.in_weather(Weather::arrives).flatten() {
             self.deliver(&late);
         }
+    }
+
+    /// What becomes of the next question. Late messages arrive before it.
+    pub(super) fn fate(&self, to: ShardId) -> Fate {
+        self.late_ones_arrive();
         self.in_weather(|weather| weather.fate(to.0)).unwrap_or(Fate::Arrives)
     }
 
@@ -182,6 +196,32 @@ impl super::Net {
         lost.unwrap_or(false)
     }
 
+    /// What becomes of an attempt of a call that may be done twice. One that is late is on its way from now on.
+    pub(super) fn fate_of_attempt(&self, to: u16, request: &Request<'_>) -> Fate {
+        let fate = self.in_weather(|weather| {
+            let drawn = if weather.is_fair { 0 } else { weather.rng.random_range(0..12) };
+            let fate = match drawn {
+                1 => Fate::Lost,
+                2 | 3 => Fate::AnswerLost,
+                4 => {
+                    let mut body = Vec::new();
+                    frame::encode(request, &mut body).unwrap();
+                    weather.keep(to, Message::Attempt(body));
+                    Fate::Late
+                }
+                _ => Fate::Arrives,
+            };
+            weather.has_struck |= fate != Fate::Arrives;
+            fate
+        });
+        fate.unwrap_or(Fate::Arrives)
+    }
+
+    /// True if the client makes no other attempt: its program got a signal, or its patience is over.
+    pub(super) fn gives_up(&self) -> bool {
+        self.in_weather(|weather| weather.rng.random_range(0..3) == 0).unwrap_or(false)
+    }
+
     /// A late message reaches its server, if that is there; nobody waits for the answer.
     fn deliver(&self, late: &Late) {
         let server = {
@@ -191,8 +231,12 @@ impl super::Net {
         let Some((sessions, session)) = server else { return };
         let mut room = Vec::new();
         as_server(late.to, || match &late.what {
-            Message::Request(body) => {
+            Message::Request(body) | Message::Attempt(body) => {
                 let request: Request<'_> = frame::decode_borrowed(body).unwrap();
+                if request.session != session.id() {
+                    // Its connection went with its session.
+                    return;
+                }
                 sessions.call(&session, &request, &[], &mut room, false);
             }
             Message::Question(body, payload) => match frame::decode_borrowed(body).unwrap() {
