@@ -2,7 +2,9 @@
 //! `forebay serve` serves.
 
 use super::MountPlan;
-use super::asked::{GREET_WAIT, ask, away_part, connect_at, no_answer, there};
+use super::asked::{
+    GREET_WAIT, are_stopped, ask, away_part, buffer_name, connect_at, no_answer, there,
+};
 use super::server_wait::{self, Greeted};
 use super::silent::{self, LOOK_GRACE, Look, ToldByOther};
 use super::waiting::{self, Reasons};
@@ -31,8 +33,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-
-pub(super) use super::asked::{are_stopped, buffer_name, said_by};
 
 /// How long the end of a mount waits for a drain that may hang in a call on the PFS.
 const DRAIN_WAIT: Duration = Duration::from_secs(3);

@@ -5,7 +5,7 @@
 //! tells by itself, whoever leads the pool. Callers: a mount that begins (`super::serve`), every question to a server
 //! (`servers`), and `job_servers`.
 
-use super::backing::{are_stopped, buffer_name, said_by};
+use super::asked::{are_stopped, buffer_name, said_by};
 use crate::failure::visible;
 use forebay_client::Ledger;
 use forebay_client::remote::Target;

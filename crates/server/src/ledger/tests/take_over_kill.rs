@@ -79,7 +79,7 @@ fn is_whole(dir: &Path, nodes: &[(usize, &Node)]) -> bool {
             own.term() == file.term()
                 && parts_on(&flash_of(dir, *number)) == expected
                 && own.parts.len() == expected.len()
-                && node.ledger.buffers().len() == expected.len()
+                && node.ledger.parts.all().len() == expected.len()
         })
 }
 
