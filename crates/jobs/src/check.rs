@@ -346,8 +346,18 @@ fn check_list(stage: &StageRequest, path: &Path, room: &StoreRoom, report: &mut 
 }
 
 /// Looks whether results can be put where they are to go.
+/// The mount point of the table at or above a destination, if nothing is mounted there: data-out would be refused.
+fn unmounted(path: &Path) -> Option<PathBuf> {
+    let real = fs::canonicalize(path).or_else(|_| fs::canonicalize(path.parent().unwrap_or(path)));
+    forebay_fstab::unmounted_above(Path::new(FSTAB), &real.ok()?)
+}
+
 fn check_destination(stage: &StageRequest, report: &mut Report) {
     let path = as_path(stage.pfs_path.as_bytes());
+    if let Some(point) = unmounted(path) {
+        let what = format!("{FSTAB} names it as a mount point, and nothing is mounted there");
+        return report.find(stage.line, &point, what, "mount it before the job");
+    }
     let is_file = stage.kind == StageKind::File;
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() && is_file => {

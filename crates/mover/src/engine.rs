@@ -99,7 +99,7 @@ impl Default for MoverOptions {
             servers: None,
             events: None,
             activity: Arc::default(),
-            fstab: Arc::from(Path::new("/etc/fstab")),
+            fstab: Arc::from(Path::new(forebay_fstab::FSTAB)),
             hook: None,
         }
     }

@@ -222,6 +222,33 @@ fn small_files(count: u32) -> (Place, PathBuf) {
     (place, script)
 }
 
+/// A destination at or below a mount point of /etc/fstab at which nothing is mounted would be refused in data-out, when the script
+/// has run.
+#[test]
+fn a_job_whose_results_go_to_a_pfs_that_is_not_mounted_is_refused_beforehand() {
+    let place = Place::new();
+    fs::create_dir(place.pfs("scratch")).unwrap();
+    let table = place.base.join("fstab");
+    let point = place.pfs("scratch");
+    fs::write(&table, format!("mgs@tcp:/w {} lustre _netdev 0 0\n", point.display())).unwrap();
+    let out = "stage_out type=directory source=$DW_JOB_STRIPED/r destination=@PFS@/scratch/run";
+    let jobdw = "jobdw type=scratch capacity=2MiB access_mode=striped";
+    let script = place.script(&[jobdw, out], "touch @PFS@/started");
+    place.validate(&script).expect(0);
+    for command in ["validate", "run"] {
+        let shell = format!("mount --bind {} /etc/fstab; exec \"$@\"", table.display());
+        let mut forebay = Command::new("unshare");
+        forebay.args(["--mount", "--propagation", "private", "sh", "-ec", &shell, "sh"]);
+        forebay.arg(binary()).args([command, "--flash"]).arg(place.flash()).arg(&script);
+        let said = forebay.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let refused = Run::wait(said).expect(if command == "run" { 120 } else { 1 });
+        let why = format!("{}: /etc/fstab names it as a mount point, and nothing", point.display());
+        assert!(refused.err.contains(&why), "{command}: {}", refused.err);
+    }
+    assert!(!place.pfs("started").exists());
+    place.assert_clean();
+}
+
 #[test]
 fn what_validate_accepts_is_staged_in_and_what_it_refuses_is_not() {
     let (place, script) = small_files(512);
