@@ -12,7 +12,6 @@
 
 use super::Namespace;
 use forebay_proto::{Caller, Errno, Ino, ObjectId, RequestId, Result};
-use forebay_store::metadata::Batch;
 use forebay_store::record::{AnswerRecord, Answered, Change, KeptAnswer, slot_of};
 
 /// Answers settled by one record of the log.
@@ -29,28 +28,22 @@ impl Namespace {
         let (slot, seq) = slot_of(caller.request);
         let answer = AnswerRecord { seq, what };
         let change = Change::PutAnswer { client: caller.request.client, slot, answer };
-        self.commit_answers(caller.request, vec![change])
+        self.records.commit(caller.request, vec![change])
     }
 
     /// Forgets a client.
     pub fn forget_answers(&self, client: u64) -> Result<()> {
-        self.commit_answers(RequestId::default(), vec![Change::DelAnswers(client)])
-    }
-
-    pub(super) fn commit_answers(&self, request: RequestId, changes: Vec<Change>) -> Result<()> {
-        let _writer = self.writer.lock();
-        self.store.commit(Batch { request, changes, may_use_reserve: true })?;
-        Ok(())
+        self.records.commit(RequestId::default(), vec![Change::DelAnswers(client)])
     }
 
     /// At the start, before any client is heard: ends what a kill interrupted between two notes,
     /// and returns all answers.
     pub fn settle_answers(&self) -> Result<Vec<KeptAnswer>> {
-        let mut answers = self.store.answers()?;
+        let mut answers = self.records.store().answers()?;
         let mut changes = Vec::new();
         for ((client, slot), answer) in &mut answers {
             if let Answered::Appending { ino, .. } | Answered::Truncating { ino, .. } = answer.what
-                && self.store.inode(ino)?.is_some_and(|record| record.is_striped())
+                && self.records.store().inode(ino)?.is_some_and(|record| record.is_striped())
             {
                 // Other servers have to be asked, and may be away.
                 self.striped.keep.unsettled((*client, *slot), ino, *answer);
@@ -74,7 +67,7 @@ impl Namespace {
             changes.push(Change::PutAnswer { client: *client, slot: *slot, answer: *answer });
         }
         for batch in changes.chunks(BATCH_ANSWERS) {
-            self.commit_answers(RequestId::default(), batch.to_vec())?;
+            self.records.commit(RequestId::default(), batch.to_vec())?;
         }
         Ok(answers)
     }

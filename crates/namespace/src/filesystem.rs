@@ -119,7 +119,7 @@ impl NameOps for Namespace {
     }
 
     fn fsyncdir(&self, _ino: Ino) -> Result<()> {
-        self.store.sync()?;
+        self.records.store().sync()?;
         Ok(())
     }
 
@@ -220,7 +220,7 @@ impl DataOps for Namespace {
     fn local_files(&self) -> Option<&dyn LocalFiles> {
         // Where this process counts the space, a write that passes it by would not be counted; and of several
         // servers another one may have the file.
-        let whole = self.objects.accounting().is_none() && self.is_alone();
+        let whole = self.objects.accounting().is_none() && self.records.is_alone();
         whole.then_some(self as &dyn LocalFiles)
     }
 

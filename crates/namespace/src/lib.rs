@@ -15,10 +15,12 @@
 mod answers;
 mod check;
 mod filesystem;
+mod holds;
 mod invalidate;
 mod names;
 mod ops;
 mod reclaim;
+mod records;
 mod recover;
 mod refs;
 mod sharded_tree;
@@ -27,7 +29,6 @@ mod stripe_object;
 mod striped;
 mod tree;
 mod tree_answer;
-mod txn;
 
 #[cfg(test)]
 mod tests;
@@ -49,14 +50,15 @@ use forebay_proto::{Errno, Ino, ObjectId, Result};
 use forebay_store::metadata::NamespaceStore;
 use forebay_store::objects::{ObjectStat, Objects};
 use forebay_store::record::{InodeRecord, inode_flags};
+use holds::Holds;
+use names::NameTable;
 use parking_lot::{Mutex, RwLock};
+use records::Records;
 use refs::Refs;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Inode numbers taken from the store at a time; a crash skips at most this many.
-const INO_CHUNK: u64 = 1024;
 /// Preferred I/O size told to programs.
 const BLKSIZE_BYTES: u32 = forebay_preload_wire::names::BLKSIZE_BYTES;
 /// Files whose last fsync is remembered, for telling the grade of safety reached.
@@ -64,27 +66,20 @@ const MAX_REMEMBERED_FSYNCS: usize = 65_536;
 /// How often a name is looked up whose inode is gone each time.
 const MAX_LOOKUPS: u32 = 16;
 
-/// What only the one writer touches.
-struct Writer {
-    next_ino: u64,
-    ino_limit: u64,
-}
-
 /// Why opens do not go by passthrough, or that they do; set once by who mounts.
 pub type FastPath = std::result::Result<(), String>;
 
 /// The namespace of one shard and the objects of its files.
 pub struct Namespace {
-    shard: ShardId,
-    store: Arc<dyn NamespaceStore>,
+    /// Names and inodes.
+    records: Arc<Records>,
     objects: Arc<Objects>,
     /// The other shards; `None` for a buffer that has one.
     shards: Option<shards::Shards>,
-    writer: Mutex<Writer>,
     refs: Refs,
     reclaim: reclaim::Reclaimer,
     /// What programs read in shared memory.
-    names: names::Shared,
+    names: Arc<NameTable>,
     notify: RwLock<Option<Arc<dyn Notify>>>,
     capacity_bytes: AtomicU64,
     volatile: bool,
@@ -96,8 +91,6 @@ pub struct Namespace {
     held_orphans: Mutex<Vec<Ino>>,
     /// Files that the start found without their data.
     made_empty: Mutex<HashSet<Ino>>,
-    /// Operations committed, for idleness checks.
-    commits: AtomicU64,
     /// When listings store access times.
     access_times_of_dirs: RwLock<AccessTimes>,
 }
@@ -134,19 +127,21 @@ impl Namespace {
         options: NamespaceOptions,
         recover: bool,
     ) -> Result<(Arc<Namespace>, RecoveryReport)> {
-        let next_ino = store.next_ino()?.max(Ino::ROOT.0 + 1);
         let shard = options.shard;
-        let shards = options.peers.map(|peers| shards::Shards::load(peers, &*store)).transpose()?;
+        let holds = Arc::new(Holds::default());
+        let load = |peers| shards::Shards::load(peers, &*store, &holds);
+        let shards = options.peers.map(load).transpose()?.flatten();
+        let names = Arc::new(NameTable::default());
+        let is_alone = shards.is_none();
+        let records = Records::open(store, (shard, is_alone), Arc::clone(&names), holds)?;
         let namespace = Arc::new(Namespace {
-            shard,
-            shards: shards.flatten(),
+            shards,
             reclaim: reclaim::Reclaimer::new(options.volatile),
-            store,
+            records: Arc::new(records),
             objects,
             access_times_of_dirs: RwLock::default(),
-            writer: Mutex::new(Writer { next_ino, ino_limit: next_ino }),
             refs: Refs::new(),
-            names: names::Shared::default(),
+            names,
             notify: RwLock::new(None),
             capacity_bytes: AtomicU64::new(options.capacity_bytes),
             volatile: options.volatile,
@@ -156,9 +151,8 @@ impl Namespace {
             striped: striped::Striped::new(),
             held_orphans: Mutex::default(),
             made_empty: Mutex::default(),
-            commits: AtomicU64::new(0),
         });
-        if shard == Ino::ROOT.shard() && namespace.store.inode(Ino::ROOT)?.is_none() {
+        if shard == Ino::ROOT.shard() && namespace.records.store().inode(Ino::ROOT)?.is_none() {
             namespace.make_root(options.root_uid, options.root_gid, options.log)?;
         }
         let report = namespace.recover(recover)?;
@@ -193,43 +187,17 @@ impl Namespace {
 
     /// Which part of the buffer's namespace this is.
     pub fn shard(&self) -> ShardId {
-        self.shard
-    }
-
-    /// True if the buffer has no other shards.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.shards.is_none()
+        self.records.shard()
     }
 
     /// The store, for its usage.
     pub fn store(&self) -> &dyn NamespaceStore {
-        &*self.store
+        self.records.store()
     }
 
     /// The objects.
     pub fn objects(&self) -> &Arc<Objects> {
         &self.objects
-    }
-
-    fn inode(&self, ino: Ino) -> Result<InodeRecord> {
-        self.store.inode(ino)?.ok_or(Errno::ESTALE)
-    }
-
-    fn directory(&self, ino: Ino) -> Result<InodeRecord> {
-        let record = self.inode(ino)?;
-        match record.kind() {
-            FileKind::Dir => Ok(record),
-            _ => Err(Errno::ENOTDIR),
-        }
-    }
-
-    fn regular(&self, ino: Ino) -> Result<InodeRecord> {
-        let record = self.inode(ino)?;
-        match record.kind() {
-            FileKind::File => Ok(record),
-            FileKind::Dir => Err(Errno::EISDIR),
-            _ => Err(Errno::EINVAL),
-        }
     }
 
     /// What was done to the object of a whole file. One that is not there although the file's record
@@ -243,7 +211,7 @@ impl Namespace {
 
     /// Asked after the object was found missing: a file that goes loses its record first.
     fn why_no_object(&self, ino: Ino) -> Errno {
-        match self.inode(ino) {
+        match self.records.inode(ino) {
             Ok(record) if record.has(inode_flags::HAS_OBJECT) && !record.is_striped() => {
                 self.objects.missing(ObjectId::whole(ino))
             }
@@ -254,7 +222,7 @@ impl Namespace {
 
     /// What is wrong with what is on flash, in words: it was removed, or could not be written.
     pub fn fault(&self) -> Option<String> {
-        self.store.fault().or_else(|| self.objects.fault())
+        self.records.store().fault().or_else(|| self.objects.fault())
     }
 
     /// The attributes shown for a record.
@@ -285,17 +253,17 @@ impl Namespace {
 
     /// The same by number.
     pub fn entry_attributes(&self, ino: Ino) -> Result<Attr> {
-        self.attr_of_entry(ino, &self.inode(ino)?)
+        self.attr_of_entry(ino, &self.records.inode(ino)?)
     }
 
     /// Exact attributes by number.
     pub fn attributes(&self, ino: Ino) -> Result<Attr> {
-        self.attr_of(ino, &self.inode(ino)?)
+        self.attr_of(ino, &self.records.inode(ino)?)
     }
 
     /// Layout of a file.
     pub fn layout(&self, ino: Ino) -> Result<forebay_proto::layout::Layout> {
-        Ok(self.inode(ino)?.layout)
+        Ok(self.records.inode(ino)?.layout)
     }
 
     /// `(used, capacity)` bytes of data.
@@ -310,14 +278,14 @@ impl Namespace {
 
     /// Inodes that are free, and all, without waiting for what is being reclaimed.
     pub fn inodes(&self) -> (u64, u64) {
-        let usage = self.store.usage();
+        let usage = self.records.store().usage();
         (usage.inodes_free, usage.inodes + usage.inodes_free)
     }
 
     /// Has [`Namespace::inodes`] count what is there, not the worst case of what was written and removed lately. False
     /// if it does already. Takes a checkpoint: for who would refuse something otherwise.
     pub fn settle_inodes(&self) -> Result<bool> {
-        self.store.settle_usage()
+        self.records.store().settle_usage()
     }
 
     /// The store has grown to this capacity.
@@ -349,7 +317,7 @@ impl Namespace {
 
     /// Number of operations that changed the namespace since the start.
     pub fn commit_count(&self) -> u64 {
-        self.commits.load(Ordering::Relaxed)
+        self.records.commit_count()
     }
 }
 

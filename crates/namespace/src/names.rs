@@ -31,7 +31,7 @@ const PLACES_MAX: usize = 1 << 16;
 
 /// The table of a namespace.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(crate) struct NameTable {
     table: OnceLock<Option<Table>>,
     /// Some program has it.
     active: AtomicBool,
@@ -90,7 +90,7 @@ impl State {
 }
 
 /// What a commit has taken out, to be put in as it is afterwards.
-pub(super) struct TakenOut(Vec<(Ino, Inode)>);
+pub(crate) struct TakenOut(Vec<(Ino, Inode)>);
 
 fn make() -> Result<Table> {
     let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
@@ -146,7 +146,7 @@ fn told(record: &InodeRecord) -> Inode {
     }
 }
 
-impl Shared {
+impl NameTable {
     /// The table, if some program has it.
     fn used(&self) -> Option<&Table> {
         if !self.active.load(Ordering::Acquire) {
@@ -156,12 +156,12 @@ impl Shared {
     }
 
     /// Whether programs open files by themselves.
-    pub(super) fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
     }
 
     /// Before a commit of these changes, under the writer's lock.
-    pub(super) fn take_out(&self, changes: &[Change]) -> Option<TakenOut> {
+    pub(crate) fn take_out(&self, changes: &[Change]) -> Option<TakenOut> {
         let table = self.used()?;
         let mut state = table.state.lock();
         let mut taken = Vec::new();
@@ -201,7 +201,7 @@ impl Shared {
     }
 
     /// After that commit, if it was made.
-    pub(super) fn put_back(&self, taken: Option<TakenOut>) {
+    pub(crate) fn put_back(&self, taken: Option<TakenOut>) {
         let (Some(table), Some(taken)) = (self.used(), taken) else { return };
         let mut state = table.state.lock();
         taken.0.into_iter().for_each(|(ino, inode)| state.put(ino, inode));
@@ -243,8 +243,8 @@ impl SharedNames for Namespace {
             return;
         }
         // No commit goes on meanwhile.
-        let _writer = self.writer.lock();
-        let led = self.store.entry(dir, name).ok().flatten();
+        let _pause = self.records.pause_commits();
+        let led = self.records.store().entry(dir, name).ok().flatten();
         if led.is_some_and(|entry| entry.ino == ino) && self.put_record(table, ino, free) {
             table.state.lock().put_name(dir, name, ino);
         }
@@ -253,7 +253,7 @@ impl SharedNames for Namespace {
     fn put_inode(&self, ino: Ino) {
         let Some(table) = self.names.used() else { return };
         if table.names.inode(ino.0).is_none() {
-            let _writer = self.writer.lock();
+            let _pause = self.records.pause_commits();
             self.put_record(table, ino, false);
         }
     }
@@ -297,7 +297,7 @@ impl SharedNames for Namespace {
 impl Namespace {
     /// Puts in what an inode grants. Under the writer's lock.
     fn put_record(&self, table: &Table, ino: Ino, free: bool) -> bool {
-        let Ok(Some(record)) = self.store.inode(ino) else { return false };
+        let Ok(Some(record)) = self.records.store().inode(ino) else { return false };
         if record.nlink == 0 {
             return false;
         }

@@ -15,10 +15,8 @@
 //! the queue is bounded by the number of inodes.
 
 use super::Namespace;
-use forebay_proto::attr::FileKind;
-use forebay_proto::{Errno, Ino, ObjectId, RequestId, Result};
-use forebay_store::metadata::Batch;
-use forebay_store::record::{Change, InodeRecord, inode_flags};
+use forebay_proto::{Errno, Ino, ObjectId, Result};
+use forebay_store::record::InodeRecord;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -510,7 +508,7 @@ impl Namespace {
     }
 
     fn names_are_short(&self) -> bool {
-        self.store.usage().inodes_free < SHORT_NAMES
+        self.records.store().usage().inodes_free < SHORT_NAMES
     }
 
     /// Runs a served change of data, or one that adds names; out of space, once more when removed
@@ -532,7 +530,7 @@ impl Namespace {
     fn striped_of(&self, inodes: &[Ino]) -> Result<Vec<(Ino, InodeRecord)>> {
         let mut striped = Vec::new();
         for &ino in inodes {
-            match self.store.inode(ino)? {
+            match self.records.store().inode(ino)? {
                 Some(record) if record.is_striped() && record.nlink == 0 => {
                     striped.push((ino, record));
                 }
@@ -546,39 +544,13 @@ impl Namespace {
     /// let go of objects that it had open by passthrough (it closes them a little later; nobody
     /// can reach them any more).
     pub(super) fn reclaim_batch(&self, inodes: &[Ino], empty_first: bool) -> Result<()> {
-        let mut changes = Vec::with_capacity(inodes.len() * 2);
-        let mut objects = Vec::with_capacity(inodes.len());
         // Their objects go first: the list of orphans is what a kill leaves to go by.
         let striped = self.striped_of(inodes)?;
         let left = self.remove_striped(&striped)?;
-        {
-            let _writer = self.writer.lock();
-            for &ino in inodes {
-                let Some(record) = self.store.inode(ino)? else { continue };
-                if record.nlink > 0 || left.contains(&ino) {
-                    continue;
-                }
-                if record.has(inode_flags::HAS_XATTRS) {
-                    for (name, _) in self.store.xattr_names(ino)? {
-                        changes.push(Change::DelXattr { ino, name });
-                    }
-                }
-                changes.push(Change::DelInode(ino));
-                changes.push(Change::DelOrphan(ino));
-                if record.kind() == FileKind::File && record.has(inode_flags::HAS_OBJECT) {
-                    objects.push(ino);
-                }
-            }
-            self.names.take_out(&changes);
-            self.store.commit(Batch {
-                request: RequestId::default(),
-                changes,
-                may_use_reserve: true,
-            })?;
-        }
+        let objects = self.records.remove(inodes, &left)?;
         self.removed_striped(&striped, &left);
         if !self.reclaim.volatile && !objects.is_empty() {
-            self.store.sync()?;
+            self.records.store().sync()?;
         }
         for ino in objects {
             let id = ObjectId::whole(ino);

@@ -5,13 +5,12 @@
 //! a record (killed between the two steps of a create) are removed. After a power cut also:
 //! a record may be durable while its never fsynced object is not; such a file is empty.
 
-use super::{INO_CHUNK, Namespace};
+use super::Namespace;
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::{Layout, Logs};
-use forebay_proto::{Cookie, Ino, ObjectId, RequestId, Result};
-use forebay_store::metadata::Batch;
+use forebay_proto::{Cookie, Ino, ObjectId, Result};
 use forebay_store::objects::COMPANION;
-use forebay_store::record::{Change, InodeRecord, inode_flags};
+use forebay_store::record::{InodeRecord, inode_flags};
 use std::collections::HashSet;
 
 /// What recovery found and did.
@@ -51,15 +50,7 @@ impl Namespace {
             parent: Ino::ROOT,
             next_cookie: Cookie::FIRST,
         };
-        let mut writer = self.writer.lock();
-        let limit = writer.next_ino + INO_CHUNK;
-        self.store.commit(Batch {
-            request: RequestId::default(),
-            changes: vec![Change::PutInode(Ino::ROOT, record), Change::SetNextIno(limit)],
-            may_use_reserve: false,
-        })?;
-        writer.ino_limit = limit;
-        Ok(())
+        self.records.put_root(record)
     }
 
     /// Reconciles records and objects; counts the space in use where nobody else does.
@@ -68,7 +59,7 @@ impl Namespace {
         if unclean {
             self.striped.keep.was_killed();
         }
-        let orphans = self.store.orphans()?;
+        let orphans = self.records.store().orphans()?;
         if self.hold_orphans {
             // Clients of the last server may have them open: see `release_orphans`.
             for &ino in &orphans {
@@ -90,11 +81,11 @@ impl Namespace {
         let mut stray = Vec::new();
         self.objects.for_each(&mut |id, bytes| {
             used += bytes;
-            if id.ino.shard() != self.shard {
+            if id.ino.shard() != self.records.shard() {
                 // Only its inode's server knows: see `striped::keep`.
                 return;
             }
-            match self.store.inode(id.ino) {
+            match self.records.store().inode(id.ino) {
                 Ok(Some(record)) if record.is_striped() => {}
                 Ok(Some(record))
                     if id.stripe == COMPANION
@@ -129,7 +120,7 @@ impl Namespace {
 
     fn make_missing_objects(&self, found: &HashSet<Ino>) -> Result<u64> {
         let mut missing = Vec::new();
-        self.store.for_each_inode(&mut |ino, record| {
+        self.records.store().for_each_inode(&mut |ino, record| {
             let expected = record.kind() == FileKind::File && record.has(inode_flags::HAS_OBJECT);
             if expected && !found.contains(&ino) {
                 missing.push(ino);

@@ -36,7 +36,7 @@ impl Namespace {
         want: u16,
     ) -> Result<()> {
         let list = match record.has(inode_flags::HAS_ACL) {
-            true => self.store.xattr(ino, acl::ACCESS)?,
+            true => self.records.store().xattr(ino, acl::ACCESS)?,
             false => None,
         };
         let list = list.as_deref().map(Acl::parse).transpose()?.flatten();
@@ -47,7 +47,7 @@ impl Namespace {
     }
 
     pub(super) fn search(&self, who: &Caller, dir: Ino) -> Result<InodeRecord> {
-        let record = self.directory(dir)?;
+        let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, SEARCH)?;
         Ok(record)
     }
@@ -55,13 +55,13 @@ impl Namespace {
     /// May `who` add a name in `dir`, and replace the one that may be there?
     pub(super) fn permit_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let record = self.directory(dir)?;
+        let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, WRITE | SEARCH)?;
         if record.mode & libc::S_ISVTX != 0
             && who.uid != 0
             && who.uid != record.uid
-            && let Some(old) = self.store.entry(dir, name)?
-            && self.inode(old.ino)?.uid != who.uid
+            && let Some(old) = self.records.store().entry(dir, name)?
+            && self.records.inode(old.ino)?.uid != who.uid
         {
             return Err(Errno::EPERM);
         }
@@ -70,7 +70,7 @@ impl Namespace {
 
     /// Removes a non-directory that is in the way of what the mover makes.
     pub(super) fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
-        match self.store.entry(dir, name)? {
+        match self.records.store().entry(dir, name)? {
             Some(old) if old.kind == FileKind::Dir => Err(Errno::EISDIR),
             Some(_) => self.again(|| self.op_unlink(who, dir, name)),
             None => Ok(()),
@@ -166,22 +166,22 @@ impl BufferTree for Namespace {
                 return Err(Errno::EINVAL);
             }
             self.search(who, at)?;
-            at = self.store.entry(at, part)?.ok_or(Errno::ENOENT)?.ino;
+            at = self.records.store().entry(at, part)?.ok_or(Errno::ENOENT)?.ino;
         }
         self.attributes(at)
     }
 
     fn child(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.search(who, dir)?;
-        self.attributes(self.store.entry(dir, name)?.ok_or(Errno::ENOENT)?.ino)
+        self.attributes(self.records.store().entry(dir, name)?.ok_or(Errno::ENOENT)?.ino)
     }
 
     fn list(&self, who: &Caller, dir: Ino) -> Result<Vec<(Vec<u8>, Ino, FileKind)>> {
-        let record = self.directory(dir)?;
+        let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, READ)?;
         let limit = Cookie(record.next_cookie.0 - 1);
         let mut list = Vec::with_capacity(record.size as usize);
-        self.store.entries(dir, Cookie::DOTDOT, limit, &mut |name, entry| {
+        self.records.store().entries(dir, Cookie::DOTDOT, limit, &mut |name, entry| {
             list.push((name.to_vec(), entry.ino, entry.kind));
             true
         })?;
@@ -197,15 +197,15 @@ impl BufferTree for Namespace {
     }
 
     fn xattrs(&self, who: &Caller, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let record = self.inode(ino)?;
+        let record = self.records.inode(ino)?;
         if !record.has(inode_flags::HAS_XATTRS) {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
-        for (name, _) in self.store.xattr_names(ino)? {
+        for (name, _) in self.records.store().xattr_names(ino)? {
             let for_all = name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_");
             if (for_all || who.uid == 0)
-                && let Some(value) = self.store.xattr(ino, &name)?
+                && let Some(value) = self.records.store().xattr(ino, &name)?
             {
                 found.push((name, value));
             }
@@ -214,14 +214,14 @@ impl BufferTree for Namespace {
     }
 
     fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         self.permit(who, ino, &record, READ)?;
         let opened = self.op_open(&Caller::root(), ino, libc::O_RDONLY as u32, false, true)?;
         opened.local.map(Data::File).ok_or(Errno::EIO)
     }
 
     fn read_from(&self, who: &Caller, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         self.permit(who, ino, &record, READ)?;
         if buf.is_empty() {
             return Ok(0);
@@ -230,7 +230,7 @@ impl BufferTree for Namespace {
     }
 
     fn begin_file(&self, who: &Caller, dir: Ino, size_bytes: u64) -> Result<NewFile> {
-        let record = self.directory(dir)?;
+        let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, WRITE | SEARCH)?;
         // Space that was just freed must not be refused to the next file.
         self.wait_reclaimed_for(size_bytes);
@@ -246,7 +246,7 @@ impl BufferTree for Namespace {
     }
 
     fn finish_file(&self, ino: Ino) -> Result<()> {
-        if self.regular(ino)?.is_striped() {
+        if self.records.regular(ino)?.is_striped() {
             return self.op_fsync(ino, false);
         }
         let id = ObjectId::whole(ino);
@@ -278,7 +278,7 @@ impl BufferTree for Namespace {
 
     fn mkdir(&self, who: &Caller, dir: Ino, name: &[u8], mode: u32) -> Result<Attr> {
         let searched = self.search(who, dir)?;
-        if let Some(old) = self.store.entry(dir, name)? {
+        if let Some(old) = self.records.store().entry(dir, name)? {
             return match old.kind {
                 FileKind::Dir => self.attributes(old.ino),
                 _ => Err(Errno::EEXIST),
@@ -325,7 +325,7 @@ impl BufferTree for Namespace {
     }
 
     fn set_attr(&self, who: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        let record = self.inode(ino)?;
+        let record = self.records.inode(ino)?;
         if who.uid != 0 && who.uid != record.uid {
             return Err(Errno::EPERM);
         }
@@ -335,7 +335,7 @@ impl BufferTree for Namespace {
     }
 
     fn set_xattr(&self, who: &Caller, ino: Ino, name: &[u8], value: &[u8]) -> Result<()> {
-        let record = self.inode(ino)?;
+        let record = self.records.inode(ino)?;
         if who.uid != 0 && who.uid != record.uid {
             return Err(Errno::EPERM);
         }
@@ -349,7 +349,7 @@ impl BufferTree for Namespace {
     }
 
     fn sync(&self) -> Result<()> {
-        self.store.sync()?;
+        self.records.store().sync()?;
         self.wait_heard();
         Ok(())
     }

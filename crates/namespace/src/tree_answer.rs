@@ -122,7 +122,7 @@ impl Namespace {
             if let Some((ino, _)) = self.leads_elsewhere(dir, name)? {
                 return Ok(TreeReply::Found(Found::Elsewhere(ino)));
             }
-            let entry = self.store.entry(dir, name)?.ok_or(Errno::ENOENT)?;
+            let entry = self.records.store().entry(dir, name)?.ok_or(Errno::ENOENT)?;
             match self.attributes_for_copy(entry.ino) {
                 Err(Errno::ESTALE) => {}
                 read => return Ok(TreeReply::Found(Found::Here(read?))),
@@ -138,40 +138,50 @@ impl Namespace {
         after: Cookie,
         limit: Option<Cookie>,
     ) -> Result<TreeReply> {
-        let record = self.directory(dir)?;
+        let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, READ)?;
         let limit = limit.unwrap_or(Cookie(record.next_cookie.0 - 1));
         let mut names = Vec::new();
         let mut bytes = 0;
         let mut next = None;
         let mut last = after;
-        self.store.entries(dir, after.max(Cookie::DOTDOT), limit, &mut |name, entry| {
-            bytes += name.len() + NAME_BYTES;
-            if bytes > TREE_ANSWER_BYTES_MAX {
-                next = Some((last, limit));
-                return false;
-            }
-            last = entry.cookie;
-            names.push((name.to_vec(), entry.ino, entry.kind));
-            true
-        })?;
+        self.records.store().entries(
+            dir,
+            after.max(Cookie::DOTDOT),
+            limit,
+            &mut |name, entry| {
+                bytes += name.len() + NAME_BYTES;
+                if bytes > TREE_ANSWER_BYTES_MAX {
+                    next = Some((last, limit));
+                    return false;
+                }
+                last = entry.cookie;
+                names.push((name.to_vec(), entry.ino, entry.kind));
+                true
+            },
+        )?;
         Ok(TreeReply::Names { names, next })
     }
 
     fn tree_positions(&self, who: &Caller, dir: Ino, after: Cookie) -> Result<TreeReply> {
-        let record = self.directory(dir)?;
+        let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, READ | SEARCH)?;
         let limit = Cookie(record.next_cookie.0 - 1);
         let mut found = Vec::new();
         let mut bytes = 0;
-        self.store.entries(dir, after.max(Cookie::DOTDOT), limit, &mut |name, entry| {
-            bytes += name.len() + NAME_BYTES;
-            if found.len() >= TREE_ENTRIES_MAX || bytes > TREE_ANSWER_BYTES_MAX {
-                return false;
-            }
-            found.push((entry.cookie, name.to_vec(), entry.ino, entry.kind));
-            true
-        })?;
+        self.records.store().entries(
+            dir,
+            after.max(Cookie::DOTDOT),
+            limit,
+            &mut |name, entry| {
+                bytes += name.len() + NAME_BYTES;
+                if found.len() >= TREE_ENTRIES_MAX || bytes > TREE_ANSWER_BYTES_MAX {
+                    return false;
+                }
+                found.push((entry.cookie, name.to_vec(), entry.ino, entry.kind));
+                true
+            },
+        )?;
         Ok(TreeReply::Positions(found))
     }
 
@@ -181,7 +191,7 @@ impl Namespace {
         }
         let servers = self.server_count();
         let one = |ino: &Ino| {
-            let Some(record) = self.store.inode(*ino)? else { return Ok(false) };
+            let Some(record) = self.records.store().inode(*ino)? else { return Ok(false) };
             let layout = record.layout;
             let stripes = 0..u32::from(layout.stripe_count);
             Ok(record.is_striped()
@@ -200,7 +210,7 @@ impl Namespace {
         let Some(from) = after.0.checked_add(1).map(Ino) else {
             return Ok(TreeReply::Strays(found));
         };
-        self.store.for_each_inode_from(from, &mut |ino, record| {
+        self.records.store().for_each_inode_from(from, &mut |ino, record| {
             looked += 1;
             part.ino = ino;
             let is_dir = record.kind() == FileKind::Dir;
@@ -221,7 +231,7 @@ impl Namespace {
 
     /// What a file is like that `who` makes for this directory.
     fn inherited(&self, who: &Caller, dir: Ino) -> Result<MadeInode> {
-        let record = self.directory(dir)?;
+        let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, WRITE | SEARCH)?;
         let args = CreateArgs { mode: 0o600, umask: 0 };
         let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
@@ -242,7 +252,7 @@ impl Namespace {
     fn tree_link(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<TreeReply> {
         self.permit_name(who, dir, name)?;
         let linked = self.op_link(who, ino, dir, name, true)?;
-        if ino.shard() == self.shard {
+        if ino.shard() == self.records.shard() {
             self.tell_inode(ino);
         }
         Ok(self.named(dir, name, linked))
@@ -250,7 +260,7 @@ impl Namespace {
 
     fn tree_mkdir(&self, who: &Caller, dir: Ino, name: &[u8], mode: u32) -> Result<TreeReply> {
         let searched = self.search(who, dir)?;
-        if let Some(old) = self.store.entry(dir, name)? {
+        if let Some(old) = self.records.store().entry(dir, name)? {
             return match old.kind {
                 FileKind::Dir => self.tree_child(who, dir, name),
                 _ => Err(Errno::EEXIST),

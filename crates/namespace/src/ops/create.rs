@@ -2,7 +2,7 @@
 //! another shard than it (`shards::place`).
 
 use super::super::shards::{Joint, Where, push_parts, record_of};
-use super::super::{Namespace, check_name, merge, txn::Txn};
+use super::super::{Namespace, check_name, merge, records::Txn};
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{CreateArgs, SYMLINK_MAX};
 use forebay_proto::attr::{FileKind, Timestamp};
@@ -85,10 +85,10 @@ impl Namespace {
         if new.kind == FileKind::Symlink && new.target.is_empty() {
             return Err(Errno::ENOENT);
         }
-        if new.place != Where::Here && !self.is_alone() {
-            let layout = self.directory(parent)?.layout;
+        if new.place != Where::Here && !self.records.is_alone() {
+            let layout = self.records.directory(parent)?.layout;
             let places = self.places(&layout, (parent, name), new.kind, new.place);
-            if places.first() != Some(&self.shard) {
+            if places.first() != Some(&self.records.shard()) {
                 return self.make_elsewhere(caller, (parent, name), new, &places);
             }
         }
@@ -103,7 +103,7 @@ impl Namespace {
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<(Entry, Option<File>)> {
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let parent_record = txn.live_dir(parent)?;
         if txn.entry(parent, name)?.is_some() {
             return Err(Errno::EEXIST);
@@ -142,7 +142,7 @@ impl Namespace {
     ) -> Result<Named> {
         let mut joint = self.joint(caller)?;
         let made = {
-            let mut txn = self.begin_part();
+            let mut txn = self.records.begin_part();
             let parent_record = txn.live_dir(parent)?;
             if txn.entry(parent, name)?.is_some() {
                 return Err(Errno::EEXIST);
@@ -162,7 +162,7 @@ impl Namespace {
                 .with_reclaimed(|| self.make_once(caller, parent, name, new))
                 .map(|(entry, object)| Named::Here(entry, object));
         };
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         txn.live_dir(parent)?;
         if txn.entry(parent, name)?.is_some() {
             return Err(Errno::EEXIST);
@@ -184,7 +184,7 @@ impl Namespace {
         // Those that have almost no space are asked again when nobody else has any.
         for even_if_short in [false, true] {
             for &shard in places {
-                if shard == self.shard {
+                if shard == self.records.shard() {
                     return Ok(None);
                 }
                 let inode = Box::new(made.clone());
@@ -221,7 +221,7 @@ impl Namespace {
         whole: bool,
     ) -> Result<(Entry, Option<File>)> {
         let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let parent_record = txn.live_dir(parent)?;
         let ino = txn.take_ino()?;
         let made = self.made_inode(caller, parent, &parent_record, &new, ino.0, txn.now)?;
@@ -236,7 +236,7 @@ impl Namespace {
     ) -> Result<(Entry, Option<File>)> {
         self.wait_reclaimed_if_short();
         self.with_reclaimed(|| {
-            let mut txn = self.begin(caller);
+            let mut txn = self.records.begin(caller);
             let ino = txn.take_ino()?;
             let first = ShardId((ino.0 % u64::from(self.server_count())) as u16);
             let layout = self.avoid_lost(Layout { first, ..made.layout });
@@ -348,7 +348,7 @@ impl Namespace {
         if new.kind == FileKind::Symlink {
             perm = 0o777;
         } else if parent_record.has(inode_flags::HAS_DEFAULT_ACL) {
-            let value = self.store.xattr(parent, acl::DEFAULT)?.unwrap_or_default();
+            let value = self.records.store().xattr(parent, acl::DEFAULT)?.unwrap_or_default();
             if let Some(default) = Acl::parse(&value)? {
                 let (access, bits) = default.inherit(perm);
                 perm = (perm & !0o777) | bits;

@@ -27,7 +27,7 @@ impl Namespace {
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Opened> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         if open_flags as i32 & (libc::O_ACCMODE | libc::O_TRUNC) != libc::O_RDONLY {
             not_final(&record)?;
         }
@@ -45,7 +45,7 @@ impl Namespace {
         // O_SYNC writes by passthrough make data durable without asking us; the name must not
         // be the part that a power cut takes.
         if open_flags as i32 & (libc::O_DSYNC | libc::O_SYNC) != 0 {
-            self.store.sync()?;
+            self.records.store().sync()?;
         }
         if open_flags as i32 & libc::O_ACCMODE != libc::O_RDONLY {
             self.objects.opened_to_write(id);
@@ -74,14 +74,14 @@ impl Namespace {
                 self.kill_for_write(ino, record, Some(caller))?;
             }
             self.striped_truncate(ino, &record.layout, 0)?;
-            let mut txn = self.begin_part();
+            let mut txn = self.records.begin_part();
             let now = txn.now;
             let edited = txn.edit(ino)?;
             (edited.mtime, edited.ctime) = (now, now);
             txn.commit()?;
         }
         if open_flags as i32 & (libc::O_DSYNC | libc::O_SYNC) != 0 {
-            self.store.sync()?;
+            self.records.store().sync()?;
         }
         Ok(Opened { local: None })
     }
@@ -89,14 +89,14 @@ impl Namespace {
     /// Reads.
     pub(crate) fn op_read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         if self.server_count() > 1 {
-            let record = self.regular(ino)?;
+            let record = self.records.regular(ino)?;
             if record.is_striped() {
                 return self.striped_read(ino, &record, offset, buffer);
             }
         }
         match self.objects.read(ObjectId::whole(ino), offset, buffer) {
             // Made by mknod and never opened for writing: empty.
-            Err(Errno::ENOENT) if !self.regular(ino)?.has(inode_flags::HAS_OBJECT) => Ok(0),
+            Err(Errno::ENOENT) if !self.records.regular(ino)?.has(inode_flags::HAS_OBJECT) => Ok(0),
             other => self.on_object(ino, other),
         }
     }
@@ -109,13 +109,13 @@ impl Namespace {
         data: &[u8],
         mode: WriteMode,
     ) -> Result<usize> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         not_final(&record)?;
         self.kill_as_written(ino, &record, mode)?;
         if record.is_striped() {
             let written = self.write_striped(ino, &record, offset, data, mode)?;
             if mode.sync {
-                self.store.sync()?;
+                self.records.store().sync()?;
             }
             return Ok(written);
         }
@@ -123,19 +123,19 @@ impl Namespace {
         let written = self.with_reclaimed(|| self.objects.write(id, offset, data, mode));
         let written = self.on_object(ino, written)?;
         if mode.sync {
-            self.store.sync()?;
+            self.records.store().sync()?;
         }
         Ok(written)
     }
 
     /// Appends to a striped file whose end is at `at`.
     pub fn append_at(&self, ino: Ino, at: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         not_final(&record)?;
         self.kill_as_written(ino, &record, mode)?;
         let written = self.striped_append(ino, &record.layout, at, data, mode.sync)?;
         if mode.sync {
-            self.store.sync()?;
+            self.records.store().sync()?;
         }
         Ok(written)
     }
@@ -153,7 +153,7 @@ impl Namespace {
 
     /// True if the file has something that a write may have to take off.
     pub fn has_privileges(&self, ino: Ino) -> bool {
-        self.inode(ino).is_ok_and(|record| record.has_privileges())
+        self.records.inode(ino).is_ok_and(|record| record.has_privileges())
     }
 
     fn write_striped(
@@ -179,13 +179,13 @@ impl Namespace {
 
     /// Data, attributes and names of a file on flash.
     pub(crate) fn op_fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        let record = self.inode(ino)?;
+        let record = self.records.inode(ino)?;
         if record.is_striped() && !self.volatile {
             self.striped_sync(ino, &record.layout, data_only)?;
         } else if record.has(inode_flags::HAS_OBJECT) {
             self.on_object(ino, self.objects.fsync(ObjectId::whole(ino), data_only))?;
         }
-        self.store.sync()?;
+        self.records.store().sync()?;
         if self.volatile {
             return Ok(());
         }
@@ -197,7 +197,7 @@ impl Namespace {
     /// Everything on flash.
     pub(crate) fn op_sync_all(&self) -> Result<()> {
         self.objects.sync_all()?;
-        self.store.sync()?;
+        self.records.store().sync()?;
         Ok(())
     }
 
@@ -210,7 +210,7 @@ impl Namespace {
         offset: u64,
         length: u64,
     ) -> Result<()> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         not_final(&record)?;
         if record.is_striped() {
             if caller.uid != 0 {
@@ -229,7 +229,7 @@ impl Namespace {
 
     /// SEEK_DATA, SEEK_HOLE.
     pub(crate) fn op_seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         if record.is_striped() {
             return self.striped_seek(ino, &record, offset, whence);
         }
@@ -246,8 +246,8 @@ impl Namespace {
         target: (Ino, u64),
         length: u64,
     ) -> Result<u64> {
-        let from = self.regular(source.0)?;
-        let record = self.regular(target.0)?;
+        let from = self.records.regular(source.0)?;
+        let record = self.records.regular(target.0)?;
         not_final(&record)?;
         if from.is_striped() || record.is_striped() {
             // The kernel then reads and writes itself.
@@ -272,7 +272,7 @@ impl Namespace {
         self.settle_orphans();
         self.wait_reclaimed();
         let (used, capacity) = self.space()?;
-        let usage = self.store.usage();
+        let usage = self.records.store().usage();
         let unit = u64::from(STATFS_BLOCK_BYTES);
         Ok(StatFs {
             block_bytes: STATFS_BLOCK_BYTES,

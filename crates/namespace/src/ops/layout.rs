@@ -64,7 +64,7 @@ impl Namespace {
         name: &[u8],
         value: &[u8],
     ) -> Result<()> {
-        let record = self.inode(ino)?;
+        let record = self.records.inode(ino)?;
         let text = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?.trim();
         let kind = record.kind();
         let mut layout = record.layout;
@@ -153,7 +153,7 @@ impl Namespace {
         }
         if record.is_striped() && !layout.is_striped() {
             // Who has it open goes on there.
-            self.ensure_object(ino, &self.inode(ino)?)?;
+            self.ensure_object(ino, &self.records.inode(ino)?)?;
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Namespace {
         layout: Layout,
         without_object: bool,
     ) -> Result<()> {
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let now = txn.now;
         let edited = txn.edit(ino)?;
         edited.layout = layout;

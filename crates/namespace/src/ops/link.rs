@@ -4,8 +4,8 @@
 
 use super::super::{Namespace, check_name};
 use super::Named;
+use crate::records::Txn;
 use crate::shards::Joint;
-use crate::txn::Txn;
 use forebay_proto::api::LINK_MAX;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::{NamesReply, Step, Wanted};
@@ -23,7 +23,7 @@ impl Namespace {
         replace: bool,
     ) -> Result<Named> {
         check_name(name)?;
-        if ino.shard() != self.shard && !self.is_alone() {
+        if ino.shard() != self.records.shard() && !self.records.is_alone() {
             return self.link_elsewhere(caller, ino, (parent, name), replace);
         }
         self.with_reclaimed(|| self.link_once(caller, ino, parent, name, replace))
@@ -39,7 +39,7 @@ impl Namespace {
     ) -> Result<Named> {
         // Dropped after the transaction, since it may ask another shard.
         let mut joint: Option<Joint<'_>> = None;
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let old = txn.entry(parent, name)?;
         let record = txn.get(ino)?;
         if record.kind() == FileKind::Dir {
@@ -67,7 +67,7 @@ impl Namespace {
         let record = txn.add_link(ino)?;
         let mut orphan = None;
         match old {
-            Some(old) if old.ino.shard() != self.shard => {
+            Some(old) if old.ino.shard() != self.records.shard() => {
                 let joint = joint.insert(self.joint(caller)?);
                 joint.step(old.ino.shard(), gives_way(old, parent, name));
             }
@@ -109,19 +109,19 @@ impl Namespace {
                 old => Ok(old),
             }
         };
-        if look(&mut self.begin_part())?.is_some_and(|old| old.ino == ino) {
+        if look(&mut self.records.begin_part())?.is_some_and(|old| old.ino == ino) {
             return Ok(Named::Elsewhere(ino));
         }
         let at = ino.shard();
         let NamesReply::Linked(kind, _) = joint.prepare(at, Wanted::Link(ino))? else {
             return Err(Errno::EPROTO);
         };
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let old = look(&mut txn)?;
         let mut orphan = None;
         match old {
             Some(old) if old.ino == ino => return Err(Errno::ERESTART),
-            Some(old) if old.ino.shard() != self.shard => {
+            Some(old) if old.ino.shard() != self.records.shard() => {
                 joint.step(old.ino.shard(), gives_way(old, parent, name));
             }
             Some(old) if txn.drop_link(old.ino)? => orphan = Some(old.ino),

@@ -17,7 +17,7 @@ impl Namespace {
 
     /// The same, with what the record says.
     pub(crate) fn op_lookup_without_object(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.look_up(parent, name, |ino| Ok(merge(ino, &self.inode(ino)?, None)))
+        self.look_up(parent, name, |ino| Ok(merge(ino, &self.records.inode(ino)?, None)))
     }
 
     fn look_up(
@@ -47,22 +47,20 @@ impl Namespace {
         name: &[u8],
         attributes: &impl Fn(Ino) -> Result<Attr>,
     ) -> Result<Entry> {
-        if let Some(shards) = &self.shards {
-            shards.holds().may_look(parent, name)?;
-        }
+        self.records.holds().may_look(parent, name)?;
         let ino = match name {
             b"." => parent,
-            b".." => self.directory(parent)?.parent,
-            _ => match self.store.entry(parent, name)? {
+            b".." => self.records.directory(parent)?.parent,
+            _ => match self.records.store().entry(parent, name)? {
                 Some(entry) => entry.ino,
                 None => {
                     // Only now, off the hot path: is it a directory at all?
-                    self.directory(parent)?;
+                    self.records.directory(parent)?;
                     return Err(Errno::ENOENT);
                 }
             },
         };
-        if !self.is_alone() && ino.shard() != self.shard {
+        if !self.records.is_alone() && ino.shard() != self.records.shard() {
             return Err(Errno::ESTALE);
         }
         // Referenced before it is read, so that it cannot be reclaimed in between.
@@ -78,31 +76,29 @@ impl Namespace {
 
     /// The inode of a name and its type, without a reference to it; `None` if there is no such name.
     pub fn peek(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        Ok(self.store.entry(parent, name)?.map(|entry| (entry.ino, entry.kind)))
+        Ok(self.records.store().entry(parent, name)?.map(|entry| (entry.ino, entry.kind)))
     }
 
     /// The inode that a name leads to, `..` too, and its type, if it is at another shard. ERESTART while another
     /// shard decides what it leads to.
     pub fn leads_elsewhere(&self, parent: Ino, name: &[u8]) -> Result<Option<(Ino, FileKind)>> {
-        if self.is_alone() || name.len() > NAME_MAX {
+        if self.records.is_alone() || name.len() > NAME_MAX {
             return Ok(None);
         }
-        if let Some(shards) = &self.shards {
-            shards.holds().may_look(parent, name)?;
-        }
+        self.records.holds().may_look(parent, name)?;
         let led = match name {
             b"." => return Ok(None),
-            b".." => Some((self.directory(parent)?.parent, FileKind::Dir)),
+            b".." => Some((self.records.directory(parent)?.parent, FileKind::Dir)),
             _ => self.peek(parent, name)?,
         };
-        Ok(led.filter(|(ino, _)| ino.shard() != self.shard))
+        Ok(led.filter(|(ino, _)| ino.shard() != self.records.shard()))
     }
 
     /// One more reference to an inode that a client held before; false if it is not there any
     /// more.
     pub fn take_reference(&self, ino: Ino) -> bool {
         self.refs.add(ino);
-        match self.store.inode(ino) {
+        match self.records.store().inode(ino) {
             Ok(Some(_)) => true,
             _ => {
                 self.op_forget(ino, 1);
@@ -125,10 +121,10 @@ impl Namespace {
 
     /// Target of a symbolic link.
     pub(crate) fn op_readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        if self.inode(ino)?.kind() != FileKind::Symlink {
+        if self.records.inode(ino)?.kind() != FileKind::Symlink {
             return Err(Errno::EINVAL);
         }
-        self.store.symlink(ino)?.ok_or(Errno::EIO)
+        self.records.store().symlink(ino)?.ok_or(Errno::EIO)
     }
 }
 

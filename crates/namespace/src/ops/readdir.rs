@@ -11,7 +11,7 @@ use forebay_proto::{Attr, Caller, Cookie, Errno, Ino, Result};
 impl Namespace {
     /// Highest cookie given out so far.
     pub(crate) fn op_dir_limit(&self, ino: Ino) -> Result<Cookie> {
-        let next = self.directory(ino)?.next_cookie;
+        let next = self.records.directory(ino)?.next_cookie;
         Ok(Cookie(next.0 - 1))
     }
 
@@ -24,14 +24,12 @@ impl Namespace {
         plus: bool,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let record = self.directory(ino)?;
+        let record = self.records.directory(ino)?;
         if record.nlink == 0 {
             // A removed directory lists nothing, not even itself.
             return if after < Cookie::DOT { Err(Errno::ENOENT) } else { Ok(()) };
         }
-        if let Some(shards) = &self.shards {
-            shards.holds().may_list(ino)?;
-        }
+        self.records.holds().may_list(ino)?;
         if after == Cookie::START {
             self.touch_dir(ino)?;
         }
@@ -44,7 +42,7 @@ impl Namespace {
             }
         }
         let after = after.max(Cookie::DOTDOT);
-        self.store.entries(ino, after, limit, &mut |name, entry| {
+        self.records.store().entries(ino, after, limit, &mut |name, entry| {
             let mut dir_entry = DirEntry {
                 cookie: entry.cookie,
                 ino: entry.ino,
@@ -55,7 +53,7 @@ impl Namespace {
             if !plus {
                 return sink(&dir_entry);
             }
-            if entry.ino.shard() != self.shard {
+            if entry.ino.shard() != self.records.shard() {
                 // Without attributes: who lists takes the reference there.
                 return sink(&dir_entry);
             }
@@ -83,7 +81,7 @@ impl Namespace {
         if !self.access_times_of_dirs.read().need_update(&self.attributes(ino)?, now) {
             return Ok(());
         }
-        let mut txn = self.begin(&Caller::root());
+        let mut txn = self.records.begin(&Caller::root());
         txn.use_reserve();
         txn.edit(ino)?.atime = now;
         match txn.commit() {

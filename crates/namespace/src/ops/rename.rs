@@ -1,7 +1,7 @@
 //! rename with all its cases (rename(2)): plain, over an existing name, NOREPLACE, EXCHANGE, WHITEOUT,
 //! of directories between directories. What is about other shards is in `rename_over`.
 
-use super::super::{Namespace, check_name, txn::Txn};
+use super::super::{Namespace, check_name, records::Txn};
 use super::create::NewInode;
 use crate::shards::{push_parts, record_of};
 use forebay_proto::api::{CreateArgs, rename_flags};
@@ -47,7 +47,7 @@ impl Namespace {
     }
 
     fn rename_here(&self, caller: &Caller, from: Side<'_>, to: Side<'_>, flags: u32) -> Result<()> {
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         txn.live_dir(from.dir)?;
         txn.live_dir(to.dir)?;
         let source = txn.entry(from.dir, from.name)?.ok_or(Errno::ENOENT)?;
@@ -55,7 +55,7 @@ impl Namespace {
         if flags & rename_flags::NOREPLACE != 0 && target.is_some() {
             return Err(Errno::EEXIST);
         }
-        if !self.is_alone() && self.is_over_shards(from, to)? {
+        if !self.records.is_alone() && self.is_over_shards(from, to)? {
             // Somebody has changed the names since the first look.
             return Err(Errno::ERESTART);
         }
@@ -94,7 +94,7 @@ impl Namespace {
 
     /// What a whiteout is like that a rename leaves in a directory of this shard.
     pub(crate) fn whiteout_like(&self, caller: &Caller, dir: Ino) -> Result<MadeInode> {
-        let of_dir = self.directory(dir)?;
+        let of_dir = self.records.directory(dir)?;
         let new = NewInode::of(FileKind::CharDev, CreateArgs { mode: 0, umask: 0 });
         self.made_inode(caller, dir, &of_dir, &new, 0, forebay_store::clock::stamp())
     }

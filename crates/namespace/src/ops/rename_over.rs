@@ -9,8 +9,8 @@
 
 use super::super::Namespace;
 use super::rename::{Side, make_whiteout};
+use crate::records::Txn;
 use crate::shards::Joint;
-use crate::txn::Txn;
 use forebay_proto::api::rename_flags;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::{NamesReply, Step, Wanted};
@@ -47,17 +47,17 @@ impl Namespace {
     /// True if it is not an operation of this shard alone. What somebody else changes after this
     /// look is found when it is done: see `Txn::edit`, ESTALE.
     pub(super) fn is_over_shards(&self, from: Side<'_>, to: Side<'_>) -> Result<bool> {
-        if self.is_alone() {
+        if self.records.is_alone() {
             return Ok(false);
         }
-        if from.dir.shard() != self.shard {
+        if from.dir.shard() != self.records.shard() {
             return Ok(true);
         }
-        let source = self.store.entry(from.dir, from.name)?;
-        let target = self.store.entry(to.dir, to.name)?;
+        let source = self.records.store().entry(from.dir, from.name)?;
+        let target = self.records.store().entry(to.dir, to.name)?;
         Ok([source, target].into_iter().flatten().any(|entry| {
             let other_parent = from.dir != to.dir && entry.kind == FileKind::Dir;
-            entry.ino.shard() != self.shard || other_parent
+            entry.ino.shard() != self.records.shard() || other_parent
         }))
     }
 
@@ -82,16 +82,18 @@ impl Namespace {
         }
         if let Some(replaced) = looked.replaced()
             && replaced.kind == FileKind::Dir
-            && replaced.ino.shard() != self.shard
+            && replaced.ino.shard() != self.records.shard()
         {
             joint.prepare(replaced.ino.shard(), Wanted::EmptyDir(replaced.ino))?;
         }
         let whiteout = match flags & rename_flags::WHITEOUT {
             0 => None,
-            _ if from.dir.shard() == self.shard => Some(self.whiteout_like(caller, from.dir)?),
+            _ if from.dir.shard() == self.records.shard() => {
+                Some(self.whiteout_like(caller, from.dir)?)
+            }
             _ => Some(joint.whiteout_like(caller, from.dir)?),
         };
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         txn.is_part_of(joint.txn());
         must_be_as_looked(&mut txn, &looked, self)?;
         let whiteout = whiteout.map(|like| make_whiteout(&mut txn, &like)).transpose()?;
@@ -117,15 +119,15 @@ impl Namespace {
         flags: u32,
     ) -> Result<Option<Looked<'a>>> {
         joint.hold_name(to.dir, to.name)?;
-        if from.dir.shard() == self.shard {
+        if from.dir.shard() == self.records.shard() {
             joint.hold_name(from.dir, from.name)?;
         }
         let (source, target) = {
-            let mut txn = self.begin_part();
+            let mut txn = self.records.begin_part();
             txn.is_part_of(joint.txn());
             txn.live_dir(to.dir)?;
             let target = txn.entry(to.dir, to.name)?;
-            let here = from.dir.shard() == self.shard;
+            let here = from.dir.shard() == self.records.shard();
             if here {
                 txn.live_dir(from.dir)?;
             }
@@ -163,7 +165,7 @@ impl Namespace {
         let exchanged = target.filter(|_| *exchange);
         let now = exchanged.map(|target| (target.ino, target.kind));
         let now = now.or(whiteout.map(|ino| (ino, FileKind::CharDev)));
-        if from.dir.shard() != self.shard {
+        if from.dir.shard() != self.records.shard() {
             let (dir, name) = (from.dir, from.name.to_vec());
             joint.step(dir.shard(), Step::SetName { dir, name, was: source.ino, now });
         } else {
@@ -188,7 +190,7 @@ impl Namespace {
         let now = txn.now;
         for (entry, dir) in looked.moved() {
             let parent = (entry.kind == FileKind::Dir && looked.other_parent()).then_some(dir);
-            if entry.ino.shard() == self.shard {
+            if entry.ino.shard() == self.records.shard() {
                 let moved = txn.edit(entry.ino)?;
                 moved.ctime = now;
                 moved.parent = parent.unwrap_or(moved.parent);
@@ -209,7 +211,7 @@ impl Namespace {
     ) -> Result<Option<Ino>> {
         let (ino, at) = (replaced.ino, replaced.ino.shard());
         let (dir, name) = (to.dir, to.name.to_vec());
-        match (replaced.kind == FileKind::Dir, at == self.shard) {
+        match (replaced.kind == FileKind::Dir, at == self.records.shard()) {
             (false, true) => Ok(txn.drop_link(ino)?.then_some(ino)),
             (false, false) => {
                 joint.step(at, Step::Unlink { ino, dir, name });
@@ -248,7 +250,7 @@ fn prepared_name(joint: &mut Joint<'_>, from: Side<'_>) -> Result<EntryRecord> {
 fn must_be_as_looked(txn: &mut Txn<'_>, looked: &Looked<'_>, namespace: &Namespace) -> Result<()> {
     txn.live_dir(looked.to.dir)?;
     let mut same = txn.entry(looked.to.dir, looked.to.name)? == looked.target;
-    if looked.from.dir.shard() == namespace.shard {
+    if looked.from.dir.shard() == namespace.records.shard() {
         txn.live_dir(looked.from.dir)?;
         same &= txn.entry(looked.from.dir, looked.from.name)? == Some(looked.source);
     }

@@ -3,7 +3,7 @@
 //! Size and data times of a file with an object are set on the object; an ACL follows chmod
 //! (FUSE leaves that to the server).
 
-use super::super::{Namespace, txn::Txn};
+use super::super::{Namespace, records::Txn};
 use super::data::not_final;
 use forebay_credentials::privileges;
 use forebay_proto::acl::{self, Acl};
@@ -20,14 +20,14 @@ pub(super) const CAPABILITY: &[u8] = b"security.capability";
 impl Namespace {
     /// Changes attributes and returns them.
     pub(crate) fn op_setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        let record = self.inode(ino)?;
+        let record = self.records.inode(ino)?;
         if let Some(size_bytes) = change.size_bytes {
             self.set_size(ino, &record, size_bytes)?;
         }
         if record.is_striped() {
             self.striped_set_times(ino, &record, change.atime, change.mtime)?;
         }
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let record = txn.get(ino)?;
         let new_owner = change.uid.is_some() || change.gid.is_some();
         let kills = change.kill_suid || (new_owner && record.kind() != FileKind::Dir);
@@ -60,7 +60,7 @@ impl Namespace {
         edited.ctime = change.ctime.unwrap_or(now);
         let record = *edited;
         if change.mode.is_some() && record.has(inode_flags::HAS_ACL) {
-            let value = self.store.xattr(ino, acl::ACCESS)?.unwrap_or_default();
+            let value = self.records.store().xattr(ino, acl::ACCESS)?.unwrap_or_default();
             if let Some(mut list) = Acl::parse(&value)? {
                 list.chmod(record.mode);
                 let name = acl::ACCESS.to_vec();
@@ -103,7 +103,7 @@ impl Namespace {
         if record.has(inode_flags::HAS_OBJECT) {
             return Ok(());
         }
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         let record = txn.get(ino)?;
         if record.has(inode_flags::HAS_OBJECT) {
             return Ok(());
@@ -131,7 +131,7 @@ impl Namespace {
         if bits == 0 && !record.has(inode_flags::HAS_CAPS) {
             return Ok(());
         }
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         kill_privileges(&mut txn, ino, bits)?;
         let now = txn.now;
         txn.edit(ino)?.ctime = now;
@@ -141,7 +141,7 @@ impl Namespace {
 
     /// Takes `security.capability` off, and leaves suid and sgid.
     pub(super) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         drop_capabilities(&mut txn, ino)?;
         let now = txn.now;
         txn.edit(ino)?.ctime = now;

@@ -13,17 +13,17 @@ impl Namespace {
         check_name(name)?;
         // Dropped after the transaction, since it may ask another shard.
         let mut joint: Option<Joint<'_>> = None;
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         txn.use_reserve();
         let Some(entry) = txn.entry(parent, name)? else {
-            self.directory(parent)?;
+            self.records.directory(parent)?;
             return Err(Errno::ENOENT);
         };
         if entry.kind == FileKind::Dir {
             return Err(Errno::EISDIR);
         }
         txn.drop_entry(parent, name, entry.cookie)?;
-        if entry.ino.shard() != self.shard {
+        if entry.ino.shard() != self.records.shard() {
             // Its shard takes the name off; if it is away, as soon as it is there.
             let joint = joint.insert(self.joint(caller)?);
             let (ino, name) = (entry.ino, name.to_vec());
@@ -47,16 +47,16 @@ impl Namespace {
             b".." => return Err(Errno::ENOTEMPTY),
             _ => check_name(name)?,
         }
-        if let Some(entry) = self.store.entry(parent, name)?
-            && entry.ino.shard() != self.shard
+        if let Some(entry) = self.records.store().entry(parent, name)?
+            && entry.ino.shard() != self.records.shard()
             && entry.kind == FileKind::Dir
         {
             return self.rmdir_elsewhere(caller, (parent, name), entry);
         }
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         txn.use_reserve();
         let Some(entry) = txn.entry(parent, name)? else {
-            self.directory(parent)?;
+            self.records.directory(parent)?;
             return Err(Errno::ENOENT);
         };
         if entry.kind != FileKind::Dir {
@@ -85,7 +85,7 @@ impl Namespace {
         let (ino, at) = (entry.ino, entry.ino.shard());
         let mut joint = self.joint(caller)?;
         joint.prepare(at, Wanted::EmptyDir(ino))?;
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         txn.use_reserve();
         if txn.entry(parent, name)? != Some(entry) {
             return Err(Errno::ERESTART);

@@ -22,14 +22,14 @@ impl Namespace {
         if let Some(own) = name.strip_prefix(OWN) {
             return self.own_xattr(ino, own);
         }
-        if !self.inode(ino)?.has(inode_flags::HAS_XATTRS) {
+        if !self.records.inode(ino)?.has(inode_flags::HAS_XATTRS) {
             return Err(Errno::ENODATA);
         }
-        self.store.xattr(ino, name)?.ok_or(Errno::ENODATA)
+        self.records.store().xattr(ino, name)?.ok_or(Errno::ENODATA)
     }
 
     fn own_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        let record = self.inode(ino)?;
+        let record = self.records.inode(ino)?;
         let yes_no = |b: bool| if b { "yes" } else { "no" }.to_string();
         let value = match name {
             b"fast_path" if record.kind() == FileKind::File => match self.fast_path() {
@@ -52,8 +52,8 @@ impl Namespace {
     /// Names, each ended by NUL.
     pub(crate) fn op_listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
         let mut list = Vec::new();
-        if self.inode(ino)?.has(inode_flags::HAS_XATTRS) {
-            for (name, _) in self.store.xattr_names(ino)? {
+        if self.records.inode(ino)?.has(inode_flags::HAS_XATTRS) {
+            for (name, _) in self.records.store().xattr_names(ino)? {
                 list.extend_from_slice(&name);
                 list.push(0);
             }
@@ -86,9 +86,9 @@ impl Namespace {
         if name == acl::ACCESS || name == acl::DEFAULT {
             return self.set_acl(caller, ino, name, value, kill_sgid);
         }
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let record = txn.get(ino)?;
-        let exists = self.store.xattr(ino, name)?.is_some();
+        let exists = self.records.store().xattr(ino, name)?.is_some();
         if flags & xattr_flags::CREATE != 0 && exists {
             return Err(Errno::EEXIST);
         }
@@ -96,7 +96,7 @@ impl Namespace {
             return Err(Errno::ENODATA);
         }
         if !exists && record.has(inode_flags::HAS_XATTRS) {
-            let names = self.store.xattr_names(ino)?;
+            let names = self.records.store().xattr_names(ino)?;
             let list: usize = names.iter().map(|(n, _)| n.len() + 1).sum();
             if list + name.len() + 1 > XATTR_LIST_MAX {
                 return Err(Errno::ENOSPC);
@@ -118,7 +118,7 @@ impl Namespace {
     /// on: EPERM, also for who has it open. A mode that lets somebody write it takes that back. EBUSY for a file whose object a
     /// program has open itself, which nobody can stop, and does not close in a moment; that no mount has a striped file open is the caller's to know.
     fn op_publish(&self, caller: &Caller, ino: Ino, value: &[u8]) -> Result<()> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         match value {
             NOW => return Ok(()),
             FINAL if record.has(inode_flags::FINAL) => return Ok(()),
@@ -141,7 +141,7 @@ impl Namespace {
             step("publish: the last close is waited for");
             std::thread::sleep(CLOSE_LOOK);
         }
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let now = txn.now;
         let edited = txn.edit(ino)?;
         edited.flags |= inode_flags::FINAL;
@@ -150,7 +150,7 @@ impl Namespace {
         txn.commit()?;
         // Once more when nobody new can open it for writing.
         if is_busy()? {
-            let mut txn = self.begin(caller);
+            let mut txn = self.records.begin(caller);
             let edited = txn.edit(ino)?;
             edited.flags &= !inode_flags::FINAL;
             edited.mode |= record.mode & ANY_WRITE;
@@ -170,7 +170,7 @@ impl Namespace {
     ) -> Result<()> {
         let list = Acl::parse(value)?;
         let is_access = name == acl::ACCESS;
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         let record = txn.get(ino)?;
         if record.kind() == FileKind::Symlink {
             return Err(Errno::EOPNOTSUPP);
@@ -212,10 +212,10 @@ impl Namespace {
     /// Removes an xattr.
     pub(crate) fn op_removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
         check_xattr_name(name)?;
-        let mut txn = self.begin(caller);
+        let mut txn = self.records.begin(caller);
         txn.use_reserve();
         txn.get(ino)?;
-        if self.store.xattr(ino, name)?.is_none() {
+        if self.records.store().xattr(ino, name)?.is_none() {
             return Err(Errno::ENODATA);
         }
         let now = txn.now;

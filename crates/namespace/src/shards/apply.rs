@@ -3,7 +3,7 @@
 use super::records::{self, PreparedRecord};
 use super::{About, Believers, Prepared, Quiet, Shards};
 use crate::Namespace;
-use crate::txn::Txn;
+use crate::records::Txn;
 use forebay_failpoint::step;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::{Step, TxnId};
@@ -26,7 +26,7 @@ impl Namespace {
         let _quiet = shards.recall(client, &about(steps));
         let mut orphans = Vec::new();
         {
-            let mut txn = self.begin_part();
+            let mut txn = self.records.begin_part();
             txn.use_reserve();
             txn.is_part_of(id);
             // Again, now that nobody else can.
@@ -72,24 +72,25 @@ impl Namespace {
         match step {
             Step::Made { ino, inode } => {
                 // A power cut may have taken what was made, after it had been decided.
-                if !has(PreparedRecord::Made(*ino)) && self.store.inode(*ino)?.is_none() {
+                if !has(PreparedRecord::Made(*ino)) && self.records.store().inode(*ino)?.is_none() {
                     self.make_prepared(txn, *ino, inode)?;
                 }
             }
             Step::Linked(ino) => {
-                if !has(PreparedRecord::Linked(*ino)) && self.store.inode(*ino)?.is_some() {
+                if !has(PreparedRecord::Linked(*ino)) && self.records.store().inode(*ino)?.is_some()
+                {
                     txn.add_link(*ino)?;
                 }
             }
             Step::Unlink { ino, .. } => {
-                if self.store.inode(*ino)?.is_some_and(|record| record.nlink > 0)
+                if self.records.store().inode(*ino)?.is_some_and(|record| record.nlink > 0)
                     && txn.drop_link(*ino)?
                 {
                     orphans.push(*ino);
                 }
             }
             Step::RemoveDir { ino, .. } => {
-                if self.store.inode(*ino)?.is_some_and(|record| record.nlink > 0) {
+                if self.records.store().inode(*ino)?.is_some_and(|record| record.nlink > 0) {
                     let dir = txn.edit(*ino)?;
                     dir.nlink = 0;
                     dir.ctime = now;
@@ -99,7 +100,7 @@ impl Namespace {
             }
             Step::SetName { dir, name, was, now } => set_name(txn, (*dir, name), *was, *now)?,
             Step::Moved { ino, parent } => {
-                if self.store.inode(*ino)?.is_some() {
+                if self.records.store().inode(*ino)?.is_some() {
                     let moved = txn.edit(*ino)?;
                     moved.ctime = now;
                     moved.parent = parent.unwrap_or(moved.parent);
@@ -115,7 +116,7 @@ impl Namespace {
             PreparedRecord::Made(ino) | PreparedRecord::Linked(ino) => *ino,
             PreparedRecord::Name(..) | PreparedRecord::Dir(_) => return Ok(()),
         };
-        if self.store.inode(ino)?.is_none() {
+        if self.records.store().inode(ino)?.is_none() {
             return Ok(());
         }
         let record = txn.edit(ino)?;
@@ -143,7 +144,7 @@ impl Namespace {
     pub(super) fn abort(&self, shards: &Shards, id: TxnId) -> Result<()> {
         let mut orphans = Vec::new();
         {
-            let mut txn = self.begin_part();
+            let mut txn = self.records.begin_part();
             txn.use_reserve();
             // Under the writer's lock: what is being prepared for it looks there before it commits.
             shards.note_given_up(id);

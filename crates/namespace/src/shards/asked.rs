@@ -10,11 +10,11 @@ impl Namespace {
     /// Answers a question of the server of another shard of this buffer.
     pub fn asked(&self, from: ShardId, question: &NamesQuestion<'_>) -> Result<NamesReply> {
         if let NamesQuestion::Ping = question {
-            return Ok(NamesReply::Shard(self.shard));
+            return Ok(NamesReply::Shard(self.records.shard()));
         }
         let shards = self.shards.as_ref().ok_or(Errno::EPROTO)?;
         match question {
-            NamesQuestion::Ping => Ok(NamesReply::Shard(self.shard)),
+            NamesQuestion::Ping => Ok(NamesReply::Shard(self.records.shard())),
             NamesQuestion::ParentsOf(dir) => self.parents_of(*dir).map(NamesReply::Parents),
             NamesQuestion::Prepare { txn, part, client, wanted } => {
                 owned(from, *txn)?;
@@ -32,14 +32,14 @@ impl Namespace {
             NamesQuestion::Settle { decided, dead_below, forget_below } => {
                 self.settle_asked(shards, from, decided, *dead_below)?;
                 self.forget(shards, from, *forget_below)?;
-                self.store.sync()?;
+                self.records.store().sync()?;
                 Ok(NamesReply::Done)
             }
             NamesQuestion::Unfinished { prepared, after } => {
                 let told = shards.unfinished(from, prepared, *after);
                 if matches!(&told, NamesReply::Unfinished { decided, .. } if !decided.is_empty()) {
                     // It is done there for good, and a power cut must not take it here.
-                    self.store.sync()?;
+                    self.records.store().sync()?;
                 }
                 Ok(told)
             }
@@ -58,7 +58,7 @@ impl Namespace {
                 let like = self.whiteout_like(&caller, *dir)?;
                 Ok(NamesReply::Whiteout(Box::new(like)))
             }
-            NamesQuestion::Sync => self.store.sync().map(|_| NamesReply::Done),
+            NamesQuestion::Sync => self.records.store().sync().map(|_| NamesReply::Done),
         }
     }
 

@@ -14,8 +14,6 @@ use crate::Namespace;
 use forebay_failpoint::step;
 use forebay_proto::net::servers::{MadeInode, Step, TxnId};
 use forebay_proto::{Errno, RequestId, Result, ShardId};
-use forebay_store::metadata::Batch;
-use forebay_store::record::Change;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -246,7 +244,7 @@ impl Namespace {
             let new = state.intents.iter().filter(|(_, i)| !i.in_hand && !i.is_durable);
             new.map(|(seq, _)| *seq).collect()
         };
-        self.store.sync()?;
+        self.records.store().sync()?;
         {
             let mut state = shards.state.lock();
             for seq in &decided {
@@ -312,10 +310,10 @@ impl Namespace {
             let over = state.intents.iter().filter(|(_, i)| !i.in_hand && i.left.is_empty());
             over.map(|(seq, intent)| (*seq, intent.record.renames)).collect()
         };
-        let txn = |seq| TxnId { shard: self.shard, seq };
+        let txn = |seq| TxnId { shard: self.records.shard(), seq };
         for batch in finished.chunks(BATCH_RECORDS) {
             let changes = batch.iter().map(|(seq, _)| records::del_intent(txn(*seq))).collect();
-            self.commit_records(changes)?;
+            self.records.commit(RequestId::default(), changes)?;
             step("coordinator: intents removed");
         }
         {
@@ -342,7 +340,8 @@ impl Namespace {
             state.applied.range(first..TxnId { shard: of, seq: below }).copied().collect()
         };
         for batch in gone.chunks(BATCH_RECORDS) {
-            self.commit_records(batch.iter().map(|id| records::del_applied(*id)).collect())?;
+            let changes = batch.iter().map(|id| records::del_applied(*id)).collect();
+            self.records.commit(RequestId::default(), changes)?;
             step("participant: forgot");
             let mut state = shards.state.lock();
             for id in batch {
@@ -355,19 +354,13 @@ impl Namespace {
     /// Operations of a coordinator below this number are over: messages about them do nothing any more.
     pub(super) fn note_over(&self, shards: &Shards, of: ShardId, below: u64) {
         // What is being prepared is in the state after this, or looks there before it commits.
-        let _writer = self.writer.lock();
+        let _pause = self.records.pause_commits();
         let mut state = shards.state.lock();
         let over_below = state.over_below.entry(of).or_default();
         *over_below = below.max(*over_below);
         if let Some(given_up) = state.given_up.get_mut(&of) {
             *given_up = given_up.split_off(&below);
         }
-    }
-
-    fn commit_records(&self, changes: Vec<Change>) -> Result<()> {
-        let _writer = self.writer.lock();
-        let batch = Batch { request: RequestId::default(), changes, may_use_reserve: true };
-        self.store.commit(batch).map(drop)
     }
 }
 

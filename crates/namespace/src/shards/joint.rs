@@ -5,9 +5,10 @@
 //! To be dropped after the `Txn` that decides it, since it asks other shards.
 
 use super::records::{self, IntentRecord};
-use super::{HoldKey, Intent, Left, MAX_INTENTS, Shards};
+use super::{Intent, Left, MAX_INTENTS, Shards};
 use crate::Namespace;
-use crate::txn::Txn;
+use crate::holds::HoldKey;
+use crate::records::Txn;
 use forebay_failpoint::step;
 use forebay_proto::net::servers::{MadeInode, NamesQuestion, NamesReply, Step, TxnId, Wanted};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
@@ -64,7 +65,7 @@ impl Joint<'_> {
     /// another change has it.
     pub(crate) fn hold_name(&self, dir: Ino, name: &[u8]) -> Result<()> {
         // Under the writer's lock, as all looks are.
-        let _writer = self.namespace.writer.lock();
+        let _pause = self.namespace.records.pause_commits();
         self.shards.holds.take(HoldKey::Name(dir, name.to_vec()), self.txn, false)
     }
 
@@ -160,7 +161,7 @@ impl Joint<'_> {
             return Ok(());
         }
         // What others do cannot be taken back, so a power cut must not take the decision.
-        self.namespace.store.sync()?;
+        self.namespace.records.store().sync()?;
         for (shard, steps) in late {
             let question =
                 NamesQuestion::Apply { txn: self.txn, client: self.client, steps: steps.clone() };

@@ -67,15 +67,15 @@ impl Namespace {
 
     /// A directory that was to be moved to a lost shard stays below `dir`.
     fn stay_in(&self, dir: &Ino, name: &[u8]) -> Result<()> {
-        let Some(entry) = self.store.entry(*dir, name)? else { return Ok(()) };
+        let Some(entry) = self.records.store().entry(*dir, name)? else { return Ok(()) };
         let at = entry.ino.shard();
         if entry.kind != FileKind::Dir || self.shards.as_ref().is_some_and(|s| s.is_lost(at)) {
             return Ok(());
         }
-        if at == self.shard {
-            let mut txn = self.begin_part();
+        if at == self.records.shard() {
+            let mut txn = self.records.begin_part();
             txn.use_reserve();
-            if self.store.inode(entry.ino)?.is_some_and(|record| record.parent != *dir) {
+            if self.records.store().inode(entry.ino)?.is_some_and(|record| record.parent != *dir) {
                 txn.edit(entry.ino)?.parent = *dir;
                 txn.commit()?;
             }
@@ -83,7 +83,7 @@ impl Namespace {
         }
         let mut joint = self.joint(&Caller::root())?;
         joint.step(at, Step::Moved { ino: entry.ino, parent: Some(*dir) });
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         txn.use_reserve();
         joint.decide(txn)
     }

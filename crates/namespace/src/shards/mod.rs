@@ -12,8 +12,7 @@
 //! | `asked` | questions of other shards |
 //! | `finish` | the thread that finishes intents and settles what a start finds |
 //! | `lost` | what is left to settle with servers that are gone for good |
-//! | `holds` | names and directories that are locked |
-//! | `patience` | waiting for those |
+//! //! | `patience` | waiting for those |
 //! | `renames` | the lock of renames of directories, and cycles over shards |
 //! | `place` | where new inodes go |
 //! | `records` | what is on record |
@@ -29,7 +28,6 @@
 mod apply;
 mod asked;
 mod finish;
-mod holds;
 mod joint;
 mod lost;
 mod patience;
@@ -40,18 +38,17 @@ mod renames;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 pub mod testing;
 
-pub(crate) use holds::HoldKey;
 pub(crate) use joint::Joint;
 pub use patience::Patience;
 pub use place::Where;
 pub(super) use prepare::{push_parts, record_of};
 
+use crate::holds::{HoldKey, Holds};
 use forebay_interfaces::peers::Peers;
 use forebay_proto::net::servers::{NamesQuestion, NamesReply, Question, Reply, Step, TxnId};
 use forebay_proto::{Errno, Ino, Result, ShardId, Timing};
 use forebay_store::metadata::{Batch, NamespaceStore};
 use forebay_store::record::ShardRecord;
-use holds::Holds;
 use parking_lot::{Condvar, Mutex, RwLock};
 use records::{IntentRecord, PreparedRecord};
 use std::collections::{BTreeMap, BTreeSet};
@@ -170,7 +167,7 @@ pub(crate) struct Shards {
     peers: Arc<dyn Peers>,
     first_seq: u64,
     next_seq: AtomicU64,
-    holds: Holds,
+    holds: Arc<Holds>,
     state: Mutex<State>,
     /// There is something to do for the thread, or something was settled.
     changed: Condvar,
@@ -188,6 +185,7 @@ impl Shards {
     pub(super) fn load(
         peers: Arc<dyn Peers>,
         store: &dyn NamespaceStore,
+        holds: &Arc<Holds>,
     ) -> Result<Option<Shards>> {
         if peers.count() < 2 {
             return Ok(None);
@@ -197,7 +195,6 @@ impl Shards {
             unsettled: (0..peers.count()).map(ShardId).filter(|s| *s != mine).collect(),
             ..State::default()
         };
-        let holds = Holds::default();
         let mut counted = false;
         for (key, value) in store.shard_records()? {
             let txn = TxnId { shard: key.shard, seq: key.seq };
@@ -231,7 +228,7 @@ impl Shards {
             peers,
             first_seq,
             next_seq: AtomicU64::new(first_seq + 1),
-            holds,
+            holds: Arc::clone(holds),
             state: Mutex::new(state),
             changed: Condvar::new(),
             believers: RwLock::new(None),
@@ -259,10 +256,6 @@ impl Shards {
 
     pub(crate) fn count(&self) -> u16 {
         self.peers.count()
-    }
-
-    pub(crate) fn holds(&self) -> &Holds {
-        &self.holds
     }
 
     /// Asks another shard.

@@ -116,7 +116,7 @@ impl Namespace {
     fn pause_for_shards(&self, patience: &mut Patience) {
         let pause = patience.next();
         match &self.shards {
-            Some(shards) => shards.holds().pause(pause),
+            Some(shards) => shards.holds.pause(pause),
             None => std::thread::sleep(pause),
         }
     }

@@ -57,11 +57,11 @@ impl Namespace {
         kind: FileKind,
         place: Where,
     ) -> Vec<ShardId> {
-        let Some(shards) = &self.shards else { return vec![self.shard] };
+        let Some(shards) = &self.shards else { return vec![self.records.shard()] };
         placement::shards(
             (layout, kind, place),
             (dir, name),
-            (self.shard, shards.count()),
+            (self.records.shard(), shards.count()),
             |shard| shards.is_lost(shard),
             |shard| self.is_passed_over(shards, shard),
         )
@@ -85,7 +85,7 @@ impl Namespace {
     }
 
     fn is_passed_over(&self, shards: &Shards, shard: ShardId) -> bool {
-        match shard == self.shard {
+        match shard == self.records.shard() {
             true => self.has_almost_no_space(),
             false => shards.place.is_passed_over(shard),
         }

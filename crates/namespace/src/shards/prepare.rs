@@ -8,7 +8,7 @@
 use super::records::{self, PreparedRecord};
 use super::{About, Prepared, Quiet, Shards, hold_of};
 use crate::Namespace;
-use crate::txn::Txn;
+use crate::records::Txn;
 use forebay_failpoint::step;
 use forebay_proto::acl;
 use forebay_proto::api::LINK_MAX;
@@ -72,11 +72,11 @@ impl Namespace {
         Ok(match what {
             PreparedRecord::Made(ino) => NamesReply::Made(ino),
             PreparedRecord::Linked(ino) => {
-                let record = self.inode(ino)?;
+                let record = self.records.inode(ino)?;
                 NamesReply::Linked(record.kind(), record.nlink)
             }
             PreparedRecord::Name(dir, name) => {
-                let entry = self.store.entry(dir, &name)?.ok_or(Errno::ENOENT)?;
+                let entry = self.records.store().entry(dir, &name)?.ok_or(Errno::ENOENT)?;
                 NamesReply::Name(entry.ino, entry.kind)
             }
             PreparedRecord::Dir(_) => NamesReply::Done,
@@ -125,7 +125,7 @@ impl Namespace {
         id: (TxnId, u8),
         made: &MadeInode,
     ) -> Result<NamesReply> {
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         let ino = txn.take_ino()?;
         self.make_prepared(&mut txn, ino, made)?;
         step("participant: object made");
@@ -164,7 +164,7 @@ impl Namespace {
     }
 
     fn prepare_link(&self, shards: &Shards, id: (TxnId, u8), ino: Ino) -> Result<NamesReply> {
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         let record = txn.get(ino)?;
         if record.kind() == FileKind::Dir {
             return Err(Errno::EPERM);
@@ -192,7 +192,7 @@ impl Namespace {
         (dir, name): (Ino, &[u8]),
         quiet: Option<Quiet>,
     ) -> Result<NamesReply> {
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         txn.is_part_of(id.0);
         txn.live_dir(dir)?;
         let entry = txn.entry(dir, name)?.ok_or(Errno::ENOENT)?;
@@ -208,7 +208,7 @@ impl Namespace {
         ino: Ino,
         quiet: Option<Quiet>,
     ) -> Result<NamesReply> {
-        let mut txn = self.begin_part();
+        let mut txn = self.records.begin_part();
         txn.is_part_of(id.0);
         txn.live_dir(ino)?;
         txn.must_be_empty(ino)?;

@@ -9,7 +9,7 @@
 
 use super::{NamesQuestion, NamesReply, Shards};
 use crate::Namespace;
-use crate::txn::Txn;
+use crate::records::Txn;
 use forebay_proto::net::servers::TxnId;
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use std::collections::BTreeSet;
@@ -124,9 +124,10 @@ impl Namespace {
         let mut parents = Vec::new();
         let mut at = dir;
         loop {
-            at = self.directory(at)?.parent;
+            at = self.records.directory(at)?.parent;
             parents.push(at);
-            if at == Ino::ROOT || at.shard() != self.shard || parents.len() >= MAX_PARENTS {
+            if at == Ino::ROOT || at.shard() != self.records.shard() || parents.len() >= MAX_PARENTS
+            {
                 return Ok(parents);
             }
         }
@@ -143,7 +144,7 @@ impl Namespace {
             if at == Ino::ROOT {
                 return Ok(());
             }
-            let parents = match (&self.shards, at.shard() == self.shard) {
+            let parents = match (&self.shards, at.shard() == self.records.shard()) {
                 (Some(shards), false) => {
                     match shards.ask(at.shard(), NamesQuestion::ParentsOf(at))? {
                         NamesReply::Parents(parents) => parents,
@@ -172,7 +173,7 @@ impl Namespace {
             }
             at = match at == dir {
                 true => txn.get(at)?.parent,
-                false => self.inode(at)?.parent,
+                false => self.records.inode(at)?.parent,
             };
         }
         Err(Errno::ELOOP)

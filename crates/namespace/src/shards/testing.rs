@@ -78,7 +78,7 @@ impl Testing<'_> {
 
     /// What is not finished here.
     pub fn unfinished(&self) -> Unfinished {
-        let holds = !self.shards().holds().is_empty();
+        let holds = !self.0.records.holds().is_empty();
         let state = self.shards().state.lock();
         Unfinished {
             intents: state.intents.len(),

@@ -11,17 +11,15 @@
 //! record of it; while that server is away nothing is removed. The lists are bounded by the number
 //! of orphans, of slots of clients, and of servers.
 
-use super::super::{INO_CHUNK, Namespace};
+use super::super::Namespace;
 use super::InodeRecord;
-use forebay_proto::ids::INO_SHARD_SHIFT;
 use forebay_proto::net::servers::{ObjectsQuestion, ObjectsReply};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, RequestId, Result, ShardId};
-use forebay_store::metadata::Batch;
 use forebay_store::record::{AnswerRecord, Answered, Change};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -66,8 +64,6 @@ pub(in super::super) struct Keep {
     unsettled: AtomicUsize,
     /// Held while one is settled.
     settling: Mutex<()>,
-    /// Numbers of inodes below this are used up also after a power cut.
-    durable_numbers: AtomicU64,
     /// The last server did not close in order.
     unclean: std::sync::atomic::AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -80,7 +76,6 @@ impl Keep {
             wake: Condvar::new(),
             unsettled: AtomicUsize::new(0),
             settling: Mutex::new(()),
-            durable_numbers: AtomicU64::new(0),
             unclean: Default::default(),
             thread: Mutex::new(None),
         }
@@ -162,8 +157,9 @@ pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
     let keep = &namespace.striped.keep;
     {
         let mut state = keep.state.lock();
-        let others =
-            || (0..namespace.server_count()).map(ShardId).filter(|s| *s != namespace.shard);
+        let others = || {
+            (0..namespace.server_count()).map(ShardId).filter(|s| *s != namespace.records.shard())
+        };
         state.sweeps.extend(others());
         if keep.unclean.load(Ordering::Acquire) {
             state.tell.extend(others());
@@ -312,7 +308,7 @@ impl Namespace {
         let _one = keep.settling.lock();
         let Some(list) = keep.state.lock().unsettled.get(&ino).cloned() else { return Ok(()) };
         for what in &list {
-            match self.store.inode(ino)? {
+            match self.records.store().inode(ino)? {
                 Some(record) if record.is_striped() => self.settle_one(ino, &record, *what)?,
                 _ => {}
             }
@@ -347,7 +343,7 @@ impl Namespace {
             other => other,
         };
         let answer = AnswerRecord { what: came, ..answer };
-        self.commit_answers(RequestId::default(), vec![Change::PutAnswer { client, slot, answer }])
+        self.records.commit(RequestId::default(), vec![Change::PutAnswer { client, slot, answer }])
     }
 
     /// What came of a call on a striped file that a kill interrupted, `what` being written down of
@@ -357,49 +353,16 @@ impl Namespace {
             Answered::Appending { ino, .. } | Answered::Truncating { ino, .. } => ino,
             _ => return Ok(what),
         };
-        let striped = self.store.inode(ino)?.is_some_and(|record| record.is_striped());
+        let striped = self.records.store().inode(ino)?.is_some_and(|record| record.is_striped());
         if !striped {
             return Ok(what);
         }
         self.settle(ino)?;
         let (slot, seq) = forebay_store::record::slot_of(caller.request);
-        let found = self.store.answers()?.into_iter().find(|((client, at), answer)| {
+        let found = self.records.store().answers()?.into_iter().find(|((client, at), answer)| {
             (*client, *at, answer.seq) == (caller.request.client, slot, seq)
         });
         Ok(found.map_or(what, |(_, answer)| answer.what))
-    }
-
-    /// Before a file of this number has objects on other servers: no later file gets the number, not
-    /// even after a power cut.
-    pub(super) fn make_number_durable(&self, ino: Ino) -> Result<()> {
-        let number = ino.0 & ((1 << INO_SHARD_SHIFT) - 1);
-        let durable = &self.striped.keep.durable_numbers;
-        if number < durable.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let limit = self.store.next_ino()?;
-        self.store.sync()?;
-        durable.fetch_max(limit, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// A number that grows with each start, also over power cuts.
-    pub(super) fn count_start(&self) -> Result<u64> {
-        let mut writer = self.writer.lock();
-        writer.next_ino += 1;
-        if writer.next_ino > writer.ino_limit {
-            let limit = writer.next_ino + INO_CHUNK;
-            self.store.commit(Batch {
-                request: RequestId::default(),
-                changes: vec![Change::SetNextIno(limit)],
-                may_use_reserve: true,
-            })?;
-            writer.ino_limit = limit;
-        }
-        let start = writer.next_ino;
-        drop(writer);
-        self.store.sync()?;
-        Ok(start)
     }
 
     /// Removes the objects of striped files that are to be reclaimed; those of which it failed, whose
@@ -415,7 +378,7 @@ impl Namespace {
         keep.state.lock().removing.extend(files.iter().map(|(ino, _)| *ino));
         if !self.volatile {
             // A power cut must not bring the name back without its data.
-            self.store.sync()?;
+            self.records.store().sync()?;
         }
         let mut left = HashSet::new();
         for (ino, record) in files {

@@ -82,7 +82,7 @@ impl Namespace {
                 self.may_make(from, *object).map(|()| ObjectsReply::Done)
             }
             ObjectsQuestion::Known { inos } => {
-                let known = |ino: &Ino| Ok(self.store.inode(*ino)?.is_some());
+                let known = |ino: &Ino| Ok(self.records.store().inode(*ino)?.is_some());
                 let known: Result<Vec<bool>> = inos.iter().take(MAX_OBJECTS).map(known).collect();
                 known.map(ObjectsReply::Known)
             }
@@ -280,14 +280,14 @@ impl Namespace {
 
     /// Of the inode's server: may `from` make this object?
     fn may_make(&self, from: ShardId, object: ObjectId) -> Result<()> {
-        let record = self.store.inode(object.ino)?.ok_or(Errno::ESTALE)?;
+        let record = self.records.store().inode(object.ino)?.ok_or(Errno::ESTALE)?;
         let is_log = record.layout.log && object.as_log().is_some();
         let is_stripe = record.layout.stripe_on(from, self.server_count()) == Some(object.stripe);
         let there = record.is_striped() && (is_log || is_stripe);
         if !there || self.striped.keep.is_being_removed(object.ino) {
             return Err(Errno::ESTALE);
         }
-        self.make_number_durable(object.ino)
+        self.records.make_number_durable(object.ino)
     }
 }
 

@@ -103,7 +103,7 @@ impl Namespace {
     /// Joins this server to those of the other shards. To be called once, before anything is
     /// asked; without it the buffer has one server.
     pub fn join_servers(self: &Arc<Self>, peers: Arc<dyn Peers>) -> Result<()> {
-        let start = self.count_start()?;
+        let start = self.records.count_start()?;
         if self.striped.links.set(Links { peers, start }).is_err() {
             return Err(Errno::EEXIST);
         }
@@ -123,12 +123,15 @@ impl Namespace {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<ObjectsReply> {
-        if to == self.shard {
-            return self.answer_objects(self.shard, &question, payload, room);
+        if to == self.records.shard() {
+            return self.answer_objects(self.records.shard(), &question, payload, room);
         }
         let links = self.striped.links.get().ok_or(Errno::EIO)?;
-        let question =
-            Question::Objects { buffer: links.peers.buffer(), from: self.shard, question };
+        let question = Question::Objects {
+            buffer: links.peers.buffer(),
+            from: self.records.shard(),
+            question,
+        };
         match links.peers.ask(to, &question, payload, room)? {
             Reply::Objects(reply) => Ok(reply),
             Reply::Failed(errno) => Err(Errno(errno)),
@@ -209,8 +212,8 @@ impl Namespace {
         };
         let mut all: Vec<_> = (0..u32::from(layout.stripe_count)).map(of).collect();
         // Ours needs nobody, and one other one no thread.
-        all.sort_by_key(|(shard, _)| *shard == self.shard);
-        let at_once = all.iter().filter(|(shard, _)| *shard != self.shard).count();
+        all.sort_by_key(|(shard, _)| *shard == self.records.shard());
+        let at_once = all.iter().filter(|(shard, _)| *shard != self.records.shard()).count();
         if at_once <= 1 {
             let done: Result<Vec<_>> = all
                 .into_iter()

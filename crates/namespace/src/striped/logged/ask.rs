@@ -125,7 +125,7 @@ impl Namespace {
 
     /// A file that is final: nobody begins a log or goes on in one, so after this its index is whole.
     pub fn end_logs_of_final(&self, ino: Ino) -> Result<()> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         if !record.layout.log || !record.has(inode_flags::FINAL) {
             return Ok(());
         }

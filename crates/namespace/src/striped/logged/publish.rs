@@ -72,7 +72,7 @@ impl Published<'_> {
 
 impl Namespace {
     fn log_file(&self, ino: Ino) -> Result<InodeRecord> {
-        match self.regular(ino)? {
+        match self.records.regular(ino)? {
             record if record.layout.log => Ok(record),
             _ => Err(Errno::EINVAL),
         }
@@ -85,7 +85,7 @@ impl Namespace {
         if shard.0 >= self.server_count() {
             return Err(Errno::EINVAL);
         }
-        self.make_number_durable(ino)?;
+        self.records.make_number_durable(ino)?;
         self.with_whole_index(ino, |state| {
             // Who asks the writers of a final file asks those that are in the index by now.
             not_final(&self.log_file(ino)?)?;
@@ -271,7 +271,7 @@ impl Namespace {
     pub(in super::super) fn logs_gone(&self, logs: &[ObjectId]) -> Result<ObjectsReply> {
         let gone = |object: &ObjectId| {
             let Some(log) = object.as_log() else { return Ok(false) };
-            match self.store.inode(object.ino)? {
+            match self.records.store().inode(object.ino)? {
                 Some(record) if record.layout.log => {
                     self.with_index(object.ino, |state| Ok(state.index.log(LogId(log)).is_none()))
                 }

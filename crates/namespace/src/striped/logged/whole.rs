@@ -113,7 +113,7 @@ impl Namespace {
 
     /// Where a range of a file is.
     pub fn map_logs(&self, ino: Ino, offset: u64, bytes: u64) -> Result<Mapped> {
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         if !record.layout.log {
             return Err(Errno::EINVAL);
         }
@@ -141,7 +141,7 @@ impl Namespace {
 
     /// What a file has in logs, for people.
     pub(crate) fn in_logs(&self, ino: Ino, strict: bool) -> Result<InLogs> {
-        let is_final = self.regular(ino)?.has(inode_flags::FINAL);
+        let is_final = self.records.regular(ino)?.has(inode_flags::FINAL);
         self.with_whole_index(ino, |state| {
             let index = &state.index;
             Ok(InLogs {
@@ -246,13 +246,16 @@ impl Namespace {
         let shown = match state.ctime {
             Some(shown) => Some(shown),
             // Nobody waits here for a server that is away.
-            None => self.regular(ino).and_then(|record| self.facts_at_once(ino, &record)).ok().map(
-                |facts| {
+            None => self
+                .records
+                .regular(ino)
+                .and_then(|record| self.facts_at_once(ino, &record))
+                .ok()
+                .map(|facts| {
                     let shown = ctime_of(state, &facts);
                     state.ctime = Some(shown);
                     shown
-                },
-            ),
+                }),
         };
         let now = forebay_store::clock::stamp();
         let is_in_order = shown.is_some_and(|shown| shown <= mtime) && mtime <= now;
@@ -304,7 +307,7 @@ impl Namespace {
             self.release_idle(ino, state);
             return Ok(false);
         };
-        let record = self.regular(ino)?;
+        let record = self.records.regular(ino)?;
         let mut facts = self.facts_of(ino, &record)?;
         let ctime = ctime_of(state, &facts);
         facts.push(times_of(state));
@@ -366,7 +369,7 @@ impl Namespace {
     /// What is in the objects has no time any more, so it must be earlier than all that is still to be published. Mounts whose logs
     /// hold that up are asked to publish; that begins this anew.
     pub fn bring_next(&self, ino: Ino) -> Result<bool> {
-        match self.store.inode(ino)? {
+        match self.records.store().inode(ino)? {
             Some(record) if record.layout.log && record.is_striped() && record.nlink > 0 => self
                 .with_whole_index(ino, |state| {
                     let until_ns = self.settled_until(ino, state);

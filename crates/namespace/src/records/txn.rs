@@ -1,10 +1,10 @@
 //! One operation in the making: inode records read once, changed in place, written once.
 //!
 //! Invariant: a `Txn` exists only under the writer's lock, so what it read stays true until it
-//! is committed.
+//! is committed. Begun by the operations (`ops`) and by changes over shards (`shards`).
 
-use super::shards::HoldKey;
-use super::{INO_CHUNK, Namespace, Writer};
+use super::{INO_CHUNK, Records, Writer};
+use crate::holds::HoldKey;
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::net::servers::TxnId;
 use forebay_proto::{Caller, Cookie, Errno, Ino, Lsn, RequestId, Result};
@@ -28,8 +28,8 @@ struct Slot {
 }
 
 /// An operation under the writer's lock.
-pub(super) struct Txn<'a> {
-    namespace: &'a Namespace,
+pub(crate) struct Txn<'a> {
+    records: &'a Records,
     writer: MutexGuard<'a, Writer>,
     slots: Vec<Slot>,
     changes: Vec<Change>,
@@ -40,23 +40,23 @@ pub(super) struct Txn<'a> {
     /// The change over shards that this is a part of: what it holds it may change.
     part_of: Option<TxnId>,
     /// Stamp of everything this operation changes.
-    pub(super) now: Timestamp,
+    pub(crate) now: Timestamp,
 }
 
-impl Namespace {
+impl Records {
     /// Starts an operation that is the whole of a caller's call: its commit is also the answer.
-    pub(super) fn begin(&self, caller: &Caller) -> Txn<'_> {
+    pub(crate) fn begin(&self, caller: &Caller) -> Txn<'_> {
         self.begin_for(caller.request)
     }
 
     /// Starts an operation that is only a part of a call, or nobody's: its commit answers nobody.
-    pub(super) fn begin_part(&self) -> Txn<'_> {
+    pub(crate) fn begin_part(&self) -> Txn<'_> {
         self.begin_for(RequestId::default())
     }
 
     fn begin_for(&self, request: RequestId) -> Txn<'_> {
         Txn {
-            namespace: self,
+            records: self,
             writer: self.writer.lock(),
             slots: Vec::with_capacity(SLOTS),
             changes: Vec::with_capacity(CHANGES),
@@ -71,17 +71,17 @@ impl Namespace {
 
 impl Txn<'_> {
     /// Lets the operation use the space kept for removing things.
-    pub(super) fn use_reserve(&mut self) {
+    pub(crate) fn use_reserve(&mut self) {
         self.may_use_reserve = true;
     }
 
     /// This is part of a change over shards.
-    pub(super) fn is_part_of(&mut self, txn: TxnId) {
+    pub(crate) fn is_part_of(&mut self, txn: TxnId) {
         self.part_of = Some(txn);
     }
 
     /// The answer to the call names this inode.
-    pub(super) fn answer_with(&mut self, ino: Ino) {
+    pub(crate) fn answer_with(&mut self, ino: Ino) {
         self.made = ino;
     }
 
@@ -89,19 +89,19 @@ impl Txn<'_> {
         if let Some(i) = self.slots.iter().position(|s| s.ino == ino) {
             return Ok(i);
         }
-        let record = self.namespace.inode(ino)?;
+        let record = self.records.inode(ino)?;
         self.slots.push(Slot { ino, record, dirty: false });
         Ok(self.slots.len() - 1)
     }
 
     /// A record as this operation sees it. ESTALE if there is none.
-    pub(super) fn get(&mut self, ino: Ino) -> Result<InodeRecord> {
+    pub(crate) fn get(&mut self, ino: Ino) -> Result<InodeRecord> {
         let i = self.slot(ino)?;
         Ok(self.slots[i].record)
     }
 
     /// A record to change.
-    pub(super) fn edit(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
+    pub(crate) fn edit(&mut self, ino: Ino) -> Result<&mut InodeRecord> {
         let i = self.slot(ino)?;
         self.slots[i].dirty = true;
         Ok(&mut self.slots[i].record)
@@ -109,11 +109,9 @@ impl Txn<'_> {
 
     /// A directory that can take names: ENOTDIR, or ENOENT if it was removed. ERESTART while another
     /// shard decides whether it goes.
-    pub(super) fn live_dir(&mut self, ino: Ino) -> Result<InodeRecord> {
+    pub(crate) fn live_dir(&mut self, ino: Ino) -> Result<InodeRecord> {
         let record = self.get(ino)?;
-        if let Some(shards) = &self.namespace.shards {
-            shards.holds().may_change(&HoldKey::Dir(ino), self.part_of)?;
-        }
+        self.records.holds.may_change(&HoldKey::Dir(ino), self.part_of)?;
         match record.kind() {
             FileKind::Dir if record.nlink == 0 => Err(Errno::ENOENT),
             FileKind::Dir => Ok(record),
@@ -123,51 +121,47 @@ impl Txn<'_> {
 
     /// ENOTEMPTY for a directory that has names. ERESTART while another shard decides about one of them: it may have moved
     /// elsewhere already, and its mover been told so.
-    pub(super) fn must_be_empty(&mut self, ino: Ino) -> Result<()> {
+    pub(crate) fn must_be_empty(&mut self, ino: Ino) -> Result<()> {
         if self.get(ino)?.size == 0 {
             return Ok(());
         }
-        if let Some(shards) = &self.namespace.shards {
-            shards.holds().may_tell_names(ino, self.part_of)?;
-        }
+        self.records.holds.may_tell_names(ino, self.part_of)?;
         Err(Errno::ENOTEMPTY)
     }
 
     /// An entry by name, to be changed. ERESTART while another shard decides what becomes of it.
-    pub(super) fn entry(&self, dir: Ino, name: &[u8]) -> Result<Option<EntryRecord>> {
-        if let Some(shards) = &self.namespace.shards
-            && !shards.holds().is_empty()
-        {
-            shards.holds().may_change(&HoldKey::Name(dir, name.to_vec()), self.part_of)?;
+    pub(crate) fn entry(&self, dir: Ino, name: &[u8]) -> Result<Option<EntryRecord>> {
+        if !self.records.holds.is_empty() {
+            self.records.holds.may_change(&HoldKey::Name(dir, name.to_vec()), self.part_of)?;
         }
-        self.namespace.store.entry(dir, name)
+        self.records.store.entry(dir, name)
     }
 
     /// A new inode's number.
-    pub(super) fn take_ino(&mut self) -> Result<Ino> {
+    pub(crate) fn take_ino(&mut self) -> Result<Ino> {
         if self.writer.next_ino >= self.writer.ino_limit {
             let limit = self.writer.next_ino + INO_CHUNK;
             self.changes.push(Change::SetNextIno(limit));
             // Kept in memory only once the batch is committed: see `commit`.
         }
-        let ino = Ino::new(self.namespace.shard, self.writer.next_ino);
+        let ino = Ino::new(self.records.shard, self.writer.next_ino);
         self.writer.next_ino += 1;
         Ok(ino)
     }
 
     /// Writes a new inode.
-    pub(super) fn put_new(&mut self, ino: Ino, record: InodeRecord) {
+    pub(crate) fn put_new(&mut self, ino: Ino, record: InodeRecord) {
         self.slots.push(Slot { ino, record, dirty: true });
     }
 
     /// Any other change.
-    pub(super) fn push(&mut self, change: Change) {
+    pub(crate) fn push(&mut self, change: Change) {
         self.changes.push(change);
     }
 
     /// Adds a name to a directory (its size, times and cookies) without looking whether the
     /// name is free. `cookie` reuses the position of an entry that is being replaced.
-    pub(super) fn add_entry(
+    pub(crate) fn add_entry(
         &mut self,
         dir: Ino,
         name: &[u8],
@@ -194,7 +188,7 @@ impl Txn<'_> {
     }
 
     /// Takes a name out of a directory.
-    pub(super) fn drop_entry(&mut self, dir: Ino, name: &[u8], cookie: Cookie) -> Result<()> {
+    pub(crate) fn drop_entry(&mut self, dir: Ino, name: &[u8], cookie: Cookie) -> Result<()> {
         let now = self.now;
         let record = self.edit(dir)?;
         record.size = record.size.saturating_sub(1);
@@ -205,7 +199,7 @@ impl Txn<'_> {
     }
 
     /// Gives a non-directory one more name.
-    pub(super) fn add_link(&mut self, ino: Ino) -> Result<InodeRecord> {
+    pub(crate) fn add_link(&mut self, ino: Ino) -> Result<InodeRecord> {
         let now = self.now;
         let record = self.edit(ino)?;
         record.nlink += 1;
@@ -218,7 +212,7 @@ impl Txn<'_> {
     }
 
     /// Takes one name off a non-directory; true if it was the last.
-    pub(super) fn drop_link(&mut self, ino: Ino) -> Result<bool> {
+    pub(crate) fn drop_link(&mut self, ino: Ino) -> Result<bool> {
         let now = self.now;
         let record = self.edit(ino)?;
         record.nlink = record.nlink.saturating_sub(1);
@@ -231,12 +225,12 @@ impl Txn<'_> {
     }
 
     /// Acknowledges: after this the operation survives a kill.
-    pub(super) fn commit(self) -> Result<Lsn> {
+    pub(crate) fn commit(self) -> Result<Lsn> {
         self.commit_then(|| ())
     }
 
     /// The same, with something to be noted before any other operation begins.
-    pub(super) fn commit_then(mut self, note: impl FnOnce()) -> Result<Lsn> {
+    pub(crate) fn commit_then(mut self, note: impl FnOnce()) -> Result<Lsn> {
         let mut changes = self.changes;
         for slot in &self.slots {
             if slot.dirty {
@@ -253,19 +247,19 @@ impl Txn<'_> {
             _ => None,
         });
         let batch = Batch { request: self.request, changes, may_use_reserve: self.may_use_reserve };
-        let taken = self.namespace.names.take_out(&batch.changes);
-        let lsn = self.namespace.store.commit(batch)?;
-        self.namespace.names.put_back(taken);
+        let taken = self.records.table.take_out(&batch.changes);
+        let lsn = self.records.store.commit(batch)?;
+        self.records.table.put_back(taken);
         if let Some(limit) = limit {
             self.writer.ino_limit = limit;
-            if !self.namespace.is_alone() {
+            if !self.records.alone {
                 // Other shards may keep a number that a power cut here takes: none of them is ever
                 // given out again.
-                self.namespace.store.sync()?;
+                self.records.store.sync()?;
             }
         }
         note();
-        self.namespace.commits.fetch_add(1, Ordering::Relaxed);
+        self.records.commits.fetch_add(1, Ordering::Relaxed);
         Ok(lsn)
     }
 }
