@@ -20,7 +20,7 @@ impl NameOps for Namespace {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        self.op_forget(ino, count);
+        self.reclaim.forget(ino, count);
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -71,7 +71,7 @@ impl NameOps for Namespace {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
-        self.with_reclaimed(|| {
+        self.reclaim.with_reclaimed(|| {
             self.op_rename(caller, (parent, name), (new_parent, new_name), flags)
         })
     }
@@ -97,7 +97,7 @@ impl NameOps for Namespace {
         args: CreateArgs,
         open_flags: u32,
     ) -> Result<(Entry, Option<File>)> {
-        self.wait_reclaimed_if_short();
+        self.reclaim.wait_reclaimed_if_short();
         let new = NewInode {
             with_object: true,
             open_flags: Some(open_flags),
@@ -214,7 +214,7 @@ impl DataOps for Namespace {
     }
 
     fn release(&self, ino: Ino, _local: bool) {
-        self.op_release(ino);
+        self.reclaim.released(ino);
     }
 
     fn local_files(&self) -> Option<&dyn LocalFiles> {
@@ -225,7 +225,7 @@ impl DataOps for Namespace {
     }
 
     fn space_is_coming(&self) -> bool {
-        self.op_space_is_coming()
+        self.reclaim.space_is_coming()
     }
 }
 
@@ -288,11 +288,7 @@ impl LocalFiles for Namespace {
     }
 
     fn is_in_use(&self, ino: Ino) -> bool {
-        match self.objects.is_open_elsewhere(ObjectId::whole(ino)) {
-            Ok(open) => open,
-            // It is gone: nothing is left to be kept for anybody.
-            Err(errno) => errno != Errno::ENOENT,
-        }
+        self.programs.is_in_use(ino)
     }
 
     fn device(&self) -> u64 {
@@ -300,6 +296,6 @@ impl LocalFiles for Namespace {
     }
 
     fn shared_names(&self) -> Option<&dyn SharedNames> {
-        Some(self)
+        Some(&self.programs)
     }
 }

@@ -23,8 +23,10 @@ mod reclaim;
 mod records;
 mod recover;
 mod refs;
+mod removal;
 mod sharded_tree;
 pub mod shards;
+mod space;
 mod stripe_object;
 mod striped;
 mod tree;
@@ -51,13 +53,14 @@ use forebay_store::metadata::NamespaceStore;
 use forebay_store::objects::{ObjectStat, Objects};
 use forebay_store::record::{InodeRecord, inode_flags};
 use holds::Holds;
-use names::NameTable;
+use names::{NameTable, ProgramNames};
 use parking_lot::{Mutex, RwLock};
+use reclaim::Reclaimer;
 use records::Records;
 use refs::Refs;
+use space::Space;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Preferred I/O size told to programs.
 const BLKSIZE_BYTES: u32 = forebay_preload_wire::names::BLKSIZE_BYTES;
@@ -76,12 +79,12 @@ pub struct Namespace {
     objects: Arc<Objects>,
     /// The other shards; `None` for a buffer that has one.
     shards: Option<shards::Shards>,
-    refs: Refs,
-    reclaim: reclaim::Reclaimer,
+    space: Arc<Space>,
+    refs: Arc<Refs>,
+    reclaim: Arc<Reclaimer>,
     /// What programs read in shared memory.
-    names: Arc<NameTable>,
+    programs: ProgramNames,
     notify: RwLock<Option<Arc<dyn Notify>>>,
-    capacity_bytes: AtomicU64,
     volatile: bool,
     fast_path: RwLock<FastPath>,
     fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
@@ -131,19 +134,30 @@ impl Namespace {
         let holds = Arc::new(Holds::default());
         let load = |peers| shards::Shards::load(peers, &*store, &holds);
         let shards = options.peers.map(load).transpose()?.flatten();
-        let names = Arc::new(NameTable::default());
+        let table = Arc::new(NameTable::default());
         let is_alone = shards.is_none();
-        let records = Records::open(store, (shard, is_alone), Arc::clone(&names), holds)?;
+        let records = Records::open(store, (shard, is_alone), Arc::clone(&table), holds)?;
+        let records = Arc::new(records);
+        let space = Space::new(Arc::clone(&objects), Arc::clone(&records), options.capacity_bytes);
+        let (space, refs) = (Arc::new(space), Arc::new(Refs::new()));
+        let reclaim = Reclaimer::new(Arc::clone(&refs), Arc::clone(&objects), Arc::clone(&space));
+        let reclaim = Arc::new(reclaim);
+        let programs = ProgramNames::new(
+            table,
+            Arc::clone(&records),
+            Arc::clone(&objects),
+            Arc::clone(&reclaim),
+        );
         let namespace = Arc::new(Namespace {
             shards,
-            reclaim: reclaim::Reclaimer::new(options.volatile),
-            records: Arc::new(records),
+            records,
             objects,
             access_times_of_dirs: RwLock::default(),
-            refs: Refs::new(),
-            names,
+            programs,
+            space,
+            refs,
+            reclaim,
             notify: RwLock::new(None),
-            capacity_bytes: AtomicU64::new(options.capacity_bytes),
             volatile: options.volatile,
             fast_path: RwLock::new(Err("not mounted".into())),
             fsynced: Mutex::new(HashMap::new()),
@@ -156,7 +170,7 @@ impl Namespace {
             namespace.make_root(options.root_uid, options.root_gid, options.log)?;
         }
         let report = namespace.recover(recover)?;
-        reclaim::start(&namespace)?;
+        removal::start(&namespace)?;
         Ok((namespace, report))
     }
 
@@ -268,18 +282,12 @@ impl Namespace {
 
     /// `(used, capacity)` bytes of data.
     pub fn space(&self) -> Result<(u64, u64)> {
-        if let Some(acc) = self.objects.accounting() {
-            return Ok((acc.used_bytes(), acc.capacity_bytes()));
-        }
-        let (_, free) = self.objects.file_system_space()?;
-        let capacity_bytes = self.capacity_bytes.load(Ordering::Acquire);
-        Ok((capacity_bytes.saturating_sub(free), capacity_bytes))
+        self.space.bytes()
     }
 
     /// Inodes that are free, and all, without waiting for what is being reclaimed.
     pub fn inodes(&self) -> (u64, u64) {
-        let usage = self.records.store().usage();
-        (usage.inodes_free, usage.inodes + usage.inodes_free)
+        self.space.inodes()
     }
 
     /// Has [`Namespace::inodes`] count what is there, not the worst case of what was written and removed lately. False
@@ -288,12 +296,14 @@ impl Namespace {
         self.records.store().settle_usage()
     }
 
+    /// Waits for space that is on its way, if some is; false if none is. Not under the writer's lock.
+    pub fn wait_for_coming_room(&self) -> bool {
+        self.reclaim.wait_for_coming_room()
+    }
+
     /// The store has grown to this capacity.
     pub fn set_capacity(&self, bytes: u64) {
-        self.capacity_bytes.store(bytes, Ordering::Release);
-        if let Some(acc) = self.objects.accounting() {
-            acc.set_capacity(bytes);
-        }
+        self.space.set_capacity(bytes);
     }
 
     /// The grade of safety that a file has reached: `written` or `on flash`.

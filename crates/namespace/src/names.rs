@@ -10,18 +10,20 @@
 //!
 //! Nothing here costs more than a look at a flag until a program has the table.
 
-use super::Namespace;
+use super::reclaim::Reclaimer;
+use super::records::Records;
 use forebay_preload_wire::names::{BYTES, Inode, Names, Writer, flags};
-use forebay_proto::api::{LocalFiles, SharedNames};
-use forebay_proto::{Errno, FileKind, Ino, Result, Timestamp};
+use forebay_proto::api::SharedNames;
+use forebay_proto::{Errno, FileKind, Ino, ObjectId, Result, Timestamp};
+use forebay_store::objects::Objects;
 use forebay_store::record::{Change, InodeRecord, inode_flags};
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Most files that are noted to have been free when they were taken out.
 const DOUBTFUL_MAX: usize = 1 << 16;
@@ -208,13 +210,21 @@ impl NameTable {
     }
 }
 
-impl SharedNames for Namespace {
+/// The table as mounts use it, with what goes into it.
+pub(crate) struct ProgramNames {
+    table: Arc<NameTable>,
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    reclaim: Arc<Reclaimer>,
+}
+
+impl SharedNames for ProgramNames {
     fn table(&self) -> Option<&File> {
-        Some(&self.names.table.get()?.as_ref()?.file)
+        Some(&self.table.table.get()?.as_ref()?.file)
     }
 
     fn keep_by_this_thread(&self) {
-        let made = self.names.table.get_or_init(|| {
+        let made = self.table.table.get_or_init(|| {
             make().inspect_err(|error| tracing::info!(%error, "no shared memory for names")).ok()
         });
         if let Some(table) = made {
@@ -223,20 +233,20 @@ impl SharedNames for Namespace {
     }
 
     fn set_open(&self, yes: bool) {
-        if let Some(Some(table)) = self.names.table.get()
+        if let Some(Some(table)) = self.table.table.get()
             && table.names.are_open() != yes
         {
-            self.names.active.fetch_or(yes, Ordering::AcqRel);
+            self.table.active.fetch_or(yes, Ordering::AcqRel);
             table.state.lock().writer.set_open(yes);
         }
     }
 
     fn is_active(&self) -> bool {
-        self.names.is_active()
+        self.table.is_active()
     }
 
     fn put_name(&self, dir: Ino, name: &[u8], ino: Ino, free: bool) {
-        let Some(table) = self.names.used() else { return };
+        let Some(table) = self.table.used() else { return };
         let known = table.names.name(dir.0, name).is_some_and(|(led, _)| led == ino.0)
             && table.names.inode(ino.0).is_some_and(|(i, _)| !free || i.flags & flags::FREE != 0);
         if known {
@@ -251,7 +261,7 @@ impl SharedNames for Namespace {
     }
 
     fn put_inode(&self, ino: Ino) {
-        let Some(table) = self.names.used() else { return };
+        let Some(table) = self.table.used() else { return };
         if table.names.inode(ino.0).is_none() {
             let _pause = self.records.pause_commits();
             self.put_record(table, ino, false);
@@ -259,7 +269,7 @@ impl SharedNames for Namespace {
     }
 
     fn may_be_believed(&self, ino: Ino) -> bool {
-        let Some(table) = self.names.used() else { return true };
+        let Some(table) = self.table.used() else { return true };
         let mut state = table.state.lock();
         let free = table.names.inode(ino.0).filter(|(inode, _)| inode.flags & flags::FREE != 0);
         if free.is_none() && !state.is_doubtful(ino) {
@@ -279,22 +289,45 @@ impl SharedNames for Namespace {
     }
 
     fn is_unseen(&self, ino: Ino) -> bool {
-        let Some(table) = self.names.used() else { return false };
+        let Some(table) = self.table.used() else { return false };
         table.state.lock().doubt(ino.0);
         true
     }
 
     fn has_unseen(&self) -> bool {
-        self.names.is_active() && self.holds_unseen()
+        if !self.table.is_active() {
+            return false;
+        }
+        self.reclaim.drain();
+        self.reclaim.held().into_iter().any(|ino| self.is_held_unseen(ino))
     }
 
     fn name_of(&self, ino: Ino) -> Option<(Ino, Vec<u8>)> {
-        let (dir, name) = self.names.used()?.state.lock().name_of(ino)?;
+        let (dir, name) = self.table.used()?.state.lock().name_of(ino)?;
         Some((Ino(dir), name))
     }
 }
 
-impl Namespace {
+impl ProgramNames {
+    /// Of these records, which empty the table themselves.
+    pub(crate) fn new(
+        table: Arc<NameTable>,
+        records: Arc<Records>,
+        objects: Arc<Objects>,
+        reclaim: Arc<Reclaimer>,
+    ) -> ProgramNames {
+        ProgramNames { table, records, objects, reclaim }
+    }
+
+    /// Whether some process has the object of a file open.
+    pub(crate) fn is_in_use(&self, ino: Ino) -> bool {
+        match self.objects.is_open_elsewhere(ObjectId::whole(ino)) {
+            Ok(open) => open,
+            // It is gone: nothing is left to be kept for anybody.
+            Err(errno) => errno != Errno::ENOENT,
+        }
+    }
+
     /// Puts in what an inode grants. Under the writer's lock.
     fn put_record(&self, table: &Table, ino: Ino, free: bool) -> bool {
         let Ok(Some(record)) = self.records.store().inode(ino) else { return false };
@@ -312,7 +345,7 @@ impl Namespace {
     }
 
     /// Whether a program may have the object of a file without a name open that nobody was told of.
-    pub(super) fn is_held_unseen(&self, ino: Ino) -> bool {
-        self.names.is_active() && self.is_in_use(ino)
+    pub(crate) fn is_held_unseen(&self, ino: Ino) -> bool {
+        self.table.is_active() && self.is_in_use(ino)
     }
 }

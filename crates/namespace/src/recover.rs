@@ -114,7 +114,7 @@ impl Namespace {
     /// claimed.
     pub fn release_orphans(&self) {
         for ino in std::mem::take(&mut *self.held_orphans.lock()) {
-            self.op_forget(ino, 1);
+            self.reclaim.forget(ino, 1);
         }
     }
 

@@ -88,7 +88,7 @@ impl Namespace {
         self.permit_name(who, dir, name)?;
         self.clear_name(who, dir, name)?;
         let (entry, _) = self.again(|| self.op_make(who, dir, name, new))?.here()?;
-        self.op_forget(entry.attr.ino, 1);
+        self.reclaim.forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
     }
@@ -103,7 +103,7 @@ impl Namespace {
         made: &MadeInode,
         size_bytes: u64,
     ) -> Result<(Ino, Option<File>)> {
-        self.wait_reclaimed_for(size_bytes);
+        self.reclaim.wait_reclaimed_for(size_bytes);
         match self.op_tmpfile_like(who, made)? {
             (entry, None) => Ok((entry.attr.ino, None)),
             (entry, Some(object)) => {
@@ -118,7 +118,7 @@ impl Namespace {
         if let Some(acc) = self.objects.accounting()
             && let Err(e) = acc.reserve_file(ino, size_bytes)
         {
-            self.op_forget(ino, 1);
+            self.reclaim.forget(ino, 1);
             return Err(e);
         }
         Ok(())
@@ -126,7 +126,7 @@ impl Namespace {
 
     /// A file of `begin_file_like` has got its name, at another shard or here.
     pub(crate) fn published(&self, ino: Ino) {
-        self.op_forget(ino, 1);
+        self.reclaim.forget(ino, 1);
         self.tell_inode(ino);
     }
 }
@@ -233,7 +233,7 @@ impl BufferTree for Namespace {
         let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, WRITE | SEARCH)?;
         // Space that was just freed must not be refused to the next file.
-        self.wait_reclaimed_for(size_bytes);
+        self.reclaim.wait_reclaimed_for(size_bytes);
         let args = CreateArgs { mode: 0o600, umask: 0 };
         let (entry, object) = self.op_tmpfile(who, dir, args, true)?;
         let (ino, object) = (entry.attr.ino, object.ok_or(Errno::EIO)?);
@@ -261,7 +261,7 @@ impl BufferTree for Namespace {
         let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
         let (entry, _) = linked.here()?;
         // One reference of the entry, one that `begin_file` took.
-        self.op_forget(ino, 2);
+        self.reclaim.forget(ino, 2);
         self.tell_entry(dir, name);
         self.tell_inode(ino);
         Ok(entry.attr)
@@ -273,7 +273,7 @@ impl BufferTree for Namespace {
         {
             acc.settle_file(ino, stat.blocks_512 * 512);
         }
-        self.op_forget(ino, 1);
+        self.reclaim.forget(ino, 1);
     }
 
     fn mkdir(&self, who: &Caller, dir: Ino, name: &[u8], mode: u32) -> Result<Attr> {
@@ -289,7 +289,7 @@ impl BufferTree for Namespace {
         let (entry, _) = self
             .again(|| self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args)))?
             .here()?;
-        self.op_forget(entry.attr.ino, 1);
+        self.reclaim.forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
     }
@@ -318,7 +318,7 @@ impl BufferTree for Namespace {
         self.permit_name(who, dir, name)?;
         let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
         let (entry, _) = linked.here()?;
-        self.op_forget(ino, 1);
+        self.reclaim.forget(ino, 1);
         self.tell_entry(dir, name);
         self.tell_inode(ino);
         Ok(entry.attr)

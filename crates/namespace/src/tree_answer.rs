@@ -242,7 +242,7 @@ impl Namespace {
         self.tell_entry(dir, name);
         TreeReply::Found(match named {
             Named::Here(entry, _) => {
-                self.op_forget(entry.attr.ino, 1);
+                self.reclaim.forget(entry.attr.ino, 1);
                 Found::Here(entry.attr)
             }
             Named::Elsewhere(ino) => Found::Elsewhere(ino),

@@ -92,7 +92,8 @@ impl Namespace {
                 return self.make_elsewhere(caller, (parent, name), new, &places);
             }
         }
-        self.with_reclaimed(|| self.make_once(caller, parent, name, new))
+        self.reclaim
+            .with_reclaimed(|| self.make_once(caller, parent, name, new))
             .map(|(entry, object)| Named::Here(entry, object))
     }
 
@@ -159,6 +160,7 @@ impl Namespace {
         let Some((shard, ino)) = self.make_at(&mut joint, places, &made)? else {
             drop(joint);
             return self
+                .reclaim
                 .with_reclaimed(|| self.make_once(caller, parent, name, new))
                 .map(|(entry, object)| Named::Here(entry, object));
         };
@@ -209,8 +211,8 @@ impl Namespace {
         args: CreateArgs,
         whole: bool,
     ) -> Result<(Entry, Option<File>)> {
-        self.wait_reclaimed_if_short();
-        self.with_reclaimed(|| self.tmpfile_once(caller, parent, args, whole))
+        self.reclaim.wait_reclaimed_if_short();
+        self.reclaim.with_reclaimed(|| self.tmpfile_once(caller, parent, args, whole))
     }
 
     fn tmpfile_once(
@@ -234,8 +236,8 @@ impl Namespace {
         caller: &Caller,
         made: &MadeInode,
     ) -> Result<(Entry, Option<File>)> {
-        self.wait_reclaimed_if_short();
-        self.with_reclaimed(|| {
+        self.reclaim.wait_reclaimed_if_short();
+        self.reclaim.with_reclaimed(|| {
             let mut txn = self.records.begin(caller);
             let ino = txn.take_ino()?;
             let first = ShardId((ino.0 % u64::from(self.server_count())) as u16);
@@ -269,7 +271,7 @@ impl Namespace {
             self.undo_new(ino, object.is_some());
             return Err(e);
         }
-        self.made_nameless(ino);
+        self.reclaim.made_nameless(ino);
         let stat = object.as_ref().map(Objects::stat_open).transpose()?;
         Ok((Entry { attr: merge(ino, &record, stat) }, object))
     }
@@ -283,7 +285,7 @@ impl Namespace {
         args: CreateArgs,
         place: Where,
     ) -> Result<Named> {
-        self.wait_reclaimed_if_short();
+        self.reclaim.wait_reclaimed_if_short();
         let new = NewInode { with_object: true, place, ..NewInode::of(FileKind::File, args) };
         self.op_make(caller, parent, name, &new)
     }

@@ -50,7 +50,7 @@ impl Namespace {
         if open_flags as i32 & libc::O_ACCMODE != libc::O_RDONLY {
             self.objects.opened_to_write(id);
             if want_local {
-                self.wait_reclaimed_if_short();
+                self.reclaim.wait_reclaimed_if_short();
             }
         }
         let local = match want_local {
@@ -120,7 +120,7 @@ impl Namespace {
             return Ok(written);
         }
         let id = ObjectId::whole(ino);
-        let written = self.with_reclaimed(|| self.objects.write(id, offset, data, mode));
+        let written = self.reclaim.with_reclaimed(|| self.objects.write(id, offset, data, mode));
         let written = self.on_object(ino, written)?;
         if mode.sync {
             self.records.store().sync()?;
@@ -223,7 +223,7 @@ impl Namespace {
             self.kill_for_write(ino, &record, Some(caller))?;
         }
         let id = ObjectId::whole(ino);
-        let done = self.with_reclaimed(|| self.objects.fallocate(id, mode, offset, length));
+        let done = self.reclaim.with_reclaimed(|| self.objects.fallocate(id, mode, offset, length));
         self.on_object(ino, done)
     }
 
@@ -258,8 +258,9 @@ impl Namespace {
         }
         self.ensure_object(target.0, &record)?;
         let (from, into) = (ObjectId::whole(source.0), ObjectId::whole(target.0));
-        let copied =
-            self.with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length));
+        let copied = self
+            .reclaim
+            .with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length));
         if copied == Err(Errno::ENOENT) {
             self.on_object(source.0, self.objects.stat(from))?;
             self.on_object(target.0, self.objects.stat(into))?;
@@ -269,9 +270,9 @@ impl Namespace {
 
     /// Capacity. Space that removed files are about to give back is waited for.
     pub(crate) fn op_statfs(&self) -> Result<StatFs> {
-        self.settle_orphans();
-        self.wait_reclaimed();
-        let (used, capacity) = self.space()?;
+        self.reclaim.settle_orphans();
+        self.reclaim.drain();
+        let (used, capacity) = self.space.bytes()?;
         let usage = self.records.store().usage();
         let unit = u64::from(STATFS_BLOCK_BYTES);
         Ok(StatFs {

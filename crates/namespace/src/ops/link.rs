@@ -26,7 +26,7 @@ impl Namespace {
         if ino.shard() != self.records.shard() && !self.records.is_alone() {
             return self.link_elsewhere(caller, ino, (parent, name), replace);
         }
-        self.with_reclaimed(|| self.link_once(caller, ino, parent, name, replace))
+        self.reclaim.with_reclaimed(|| self.link_once(caller, ino, parent, name, replace))
     }
 
     fn link_once(
@@ -82,12 +82,12 @@ impl Namespace {
             None => txn.commit().map(drop),
         };
         if let Err(e) = done {
-            self.op_forget(ino, 1);
+            self.reclaim.forget(ino, 1);
             return Err(e);
         }
         self.refs.adopted(ino);
         if let Some(orphan) = orphan {
-            self.after_last_name(orphan);
+            self.reclaim.after_last_name(orphan);
         }
         Ok(Named::Here(self.entry_for(ino, &record)?, None))
     }
@@ -132,7 +132,7 @@ impl Namespace {
         joint.step(at, Step::Linked(ino));
         joint.decide(txn)?;
         if let Some(orphan) = orphan {
-            self.after_last_name(orphan);
+            self.reclaim.after_last_name(orphan);
         }
         Ok(Named::Elsewhere(ino))
     }

@@ -68,7 +68,7 @@ impl Namespace {
         match attributes(ino) {
             Ok(attr) => Ok(Entry { attr }),
             Err(e) => {
-                self.op_forget(ino, 1);
+                self.reclaim.forget(ino, 1);
                 Err(e)
             }
         }
@@ -101,16 +101,9 @@ impl Namespace {
         match self.records.store().inode(ino) {
             Ok(Some(_)) => true,
             _ => {
-                self.op_forget(ino, 1);
+                self.reclaim.forget(ino, 1);
                 false
             }
-        }
-    }
-
-    /// Gives references back; the last one of an inode without names frees it.
-    pub fn op_forget(&self, ino: Ino, count: u64) {
-        if self.refs.remove(ino, count) {
-            self.reclaim_soon(ino);
         }
     }
 

@@ -62,14 +62,14 @@ impl Namespace {
                 Ok(attr) => attr,
                 Err(_) => {
                     // Removed since; it does not survive, so it need not be shown.
-                    self.op_forget(entry.ino, 1);
+                    self.reclaim.forget(entry.ino, 1);
                     return true;
                 }
             };
             dir_entry.attr = Some(&attr);
             let taken = sink(&dir_entry);
             if !taken {
-                self.op_forget(entry.ino, 1);
+                self.reclaim.forget(entry.ino, 1);
             }
             taken
         })

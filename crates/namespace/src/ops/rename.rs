@@ -42,7 +42,7 @@ impl Namespace {
         match flags & rename_flags::WHITEOUT {
             0 => self.rename_here(caller, from, to, flags),
             // It takes an inode.
-            _ => self.with_reclaimed(|| self.rename_here(caller, from, to, flags)),
+            _ => self.reclaim.with_reclaimed(|| self.rename_here(caller, from, to, flags)),
         }
     }
 
@@ -87,7 +87,7 @@ impl Namespace {
         move_entry(&mut txn, (from, source, whiteout), to, target)?;
         txn.commit()?;
         if let Some(orphan) = orphan {
-            self.after_last_name(orphan);
+            self.reclaim.after_last_name(orphan);
         }
         Ok(())
     }

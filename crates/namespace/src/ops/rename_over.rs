@@ -105,7 +105,7 @@ impl Namespace {
         };
         joint.decide(txn)?;
         if let Some(orphan) = orphan {
-            self.after_last_name(orphan);
+            self.reclaim.after_last_name(orphan);
         }
         Ok(())
     }

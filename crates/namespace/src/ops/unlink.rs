@@ -35,7 +35,7 @@ impl Namespace {
         let last = txn.drop_link(entry.ino)?;
         txn.commit()?;
         if last {
-            self.after_last_name(entry.ino);
+            self.reclaim.after_last_name(entry.ino);
         }
         Ok(())
     }
@@ -71,7 +71,7 @@ impl Namespace {
         dir.ctime = now;
         txn.push(Change::PutOrphan(entry.ino));
         txn.commit()?;
-        self.after_last_name(entry.ino);
+        self.reclaim.after_last_name(entry.ino);
         Ok(())
     }
 

@@ -55,7 +55,7 @@ impl Namespace {
             })?;
         }
         step("participant: applied");
-        orphans.into_iter().for_each(|ino| self.after_last_name(ino));
+        orphans.into_iter().for_each(|ino| self.reclaim.after_last_name(ino));
         self.tell_gone(shards, client, steps);
         Ok(())
     }
@@ -163,7 +163,7 @@ impl Namespace {
             })?;
         }
         step("participant: undone");
-        orphans.into_iter().for_each(|ino| self.after_last_name(ino));
+        orphans.into_iter().for_each(|ino| self.reclaim.after_last_name(ino));
         Ok(())
     }
 }

@@ -100,7 +100,7 @@ impl Namespace {
         {
             return short;
         }
-        let space = self.space();
+        let space = self.space.bytes();
         let short =
             space.is_ok_and(|(used, capacity)| placement::has_almost_no_space(used, capacity));
         *own = Some((Instant::now(), short));

@@ -39,7 +39,7 @@ impl Namespace {
                 if !even_if_short && self.has_almost_no_space() {
                     return Ok(NamesReply::Short);
                 }
-                self.with_reclaimed(|| self.prepare_make(shards, (txn, part), inode))
+                self.reclaim.with_reclaimed(|| self.prepare_make(shards, (txn, part), inode))
             }
             Wanted::Link(ino) => self.prepare_link(shards, (txn, part), *ino),
             Wanted::Name { dir, name } => {

@@ -203,7 +203,7 @@ impl Namespace {
     ) -> Result<usize> {
         let mode = WriteMode { sync, ..WriteMode::default() };
         self.made(object, false, || {
-            self.with_reclaimed(|| self.objects.write(object, offset, data, mode))
+            self.reclaim.with_reclaimed(|| self.objects.write(object, offset, data, mode))
         })
     }
 

@@ -59,7 +59,7 @@ impl Sessions {
             Err(errno) => Err(errno),
             Ok(Named::Elsewhere(ino)) => Ok(ino),
             Ok(Named::Here(entry, _)) => {
-                namespace.op_forget(entry.attr.ino, 1);
+                namespace.forget(entry.attr.ino, 1);
                 Ok(entry.attr.ino)
             }
         }

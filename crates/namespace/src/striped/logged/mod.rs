@@ -303,7 +303,7 @@ impl Namespace {
         times.iter().chain([entry]).for_each(|entry| entry.put(&mut frames));
         let mode = WriteMode::default();
         let write = || self.objects.write(object, state.bytes, &frames, mode);
-        let done = self.with_reclaimed(write);
+        let done = self.reclaim.with_reclaimed(write);
         if !matches!(done, Ok(count) if count == frames.len()) {
             self.objects.truncate(object, state.bytes)?;
             return Err(done.err().unwrap_or(Errno::ENOSPC));
@@ -330,7 +330,7 @@ impl Namespace {
         self.objects.make_anew(new)?;
         step("log: place of an index made");
         let mode = WriteMode { sync: !self.volatile, ..WriteMode::default() };
-        let written = self.with_reclaimed(|| self.objects.write(new, 0, &all, mode));
+        let written = self.reclaim.with_reclaimed(|| self.objects.write(new, 0, &all, mode));
         if !matches!(written, Ok(count) if count == all.len()) {
             self.objects.remove(new)?;
             return Err(written.err().unwrap_or(Errno::ENOSPC));

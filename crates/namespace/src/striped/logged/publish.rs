@@ -174,7 +174,7 @@ impl Namespace {
     /// True if logs have much that does not count any more: mounts are to begin others then, so that these can go.
     fn look_at_space(&self, ino: Ino, state: &State) -> bool {
         let index = &state.index;
-        let capacity_bytes = self.space().map_or(0, |(_, capacity)| capacity);
+        let capacity_bytes = self.space.bytes().map_or(0, |(_, capacity)| capacity);
         let slack_bytes = MUCH_SPACE_BYTES.min(capacity_bytes / MUCH_SPACE_PART);
         let much = index.log_bytes() > 2 * index.extents().bytes() + slack_bytes;
         if much || index.log_count() > MANY_LOGS || index.extents().len() > MANY_EXTENTS {
@@ -286,7 +286,7 @@ impl Namespace {
         object.as_log().ok_or(Errno::EINVAL)?;
         if make {
             self.write_object(object, 0, &[], false)?;
-            self.wait_reclaimed_if_short();
+            self.reclaim.wait_reclaimed_if_short();
         }
         self.objects.open_object(object)
     }
