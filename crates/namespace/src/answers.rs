@@ -46,7 +46,7 @@ impl Namespace {
                 && self.records.store().inode(ino)?.is_some_and(|record| record.is_striped())
             {
                 // Other servers have to be asked, and may be away.
-                self.striped.keep.unsettled((*client, *slot), ino, *answer);
+                self.keep.unsettled((*client, *slot), ino, *answer);
                 continue;
             }
             let settled = match answer.what {

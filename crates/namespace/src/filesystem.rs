@@ -296,6 +296,6 @@ impl LocalFiles for Namespace {
     }
 
     fn shared_names(&self) -> Option<&dyn SharedNames> {
-        Some(&self.programs)
+        Some(&*self.programs)
     }
 }

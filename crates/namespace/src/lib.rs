@@ -42,7 +42,10 @@ pub use sharded_tree::ShardedTree;
 pub use shards::Where;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 pub use shards::testing;
-pub use striped::{Asked, LogWriters, Mapped, Now, Published, SIZE_UNKNOWN};
+pub use striped::{
+    Asked, LogWriters, LoggedFiles, Mapped, Now, Published, SIZE_UNKNOWN, StripeObjects,
+    StripedFiles,
+};
 
 use forebay_interfaces::peers::Peers;
 use forebay_proto::api::{AccessTimes, NAME_MAX, Notify};
@@ -58,9 +61,11 @@ use parking_lot::{Mutex, RwLock};
 use reclaim::Reclaimer;
 use records::Records;
 use refs::Refs;
+use removal::Remover;
 use space::Space;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use striped::{Indexes, Keep, Parts, Upkeep};
 
 /// Preferred I/O size told to programs.
 const BLKSIZE_BYTES: u32 = forebay_preload_wire::names::BLKSIZE_BYTES;
@@ -83,13 +88,17 @@ pub struct Namespace {
     refs: Arc<Refs>,
     reclaim: Arc<Reclaimer>,
     /// What programs read in shared memory.
-    programs: ProgramNames,
+    programs: Arc<ProgramNames>,
     notify: RwLock<Option<Arc<dyn Notify>>>,
     volatile: bool,
     fast_path: RwLock<FastPath>,
     fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
     hold_orphans: bool,
-    striped: striped::Striped,
+    stripes: Arc<StripeObjects>,
+    striped: Arc<StripedFiles>,
+    logs: Arc<LoggedFiles>,
+    keep: Arc<Keep>,
+    removal: Arc<Remover>,
     /// Inodes without names that are kept for clients of the last server.
     held_orphans: Mutex<Vec<Ino>>,
     /// Files that the start found without their data.
@@ -148,6 +157,37 @@ impl Namespace {
             Arc::clone(&objects),
             Arc::clone(&reclaim),
         );
+        let programs = Arc::new(programs);
+        let volatile = options.volatile;
+        let keep = Arc::new(Keep::new());
+        let indexes = Arc::new(Indexes::new(
+            Arc::clone(&records),
+            Arc::clone(&objects),
+            Arc::clone(&reclaim),
+            volatile,
+        ));
+        let stripes = Arc::new(StripeObjects::new(Parts {
+            records: Arc::clone(&records),
+            objects: Arc::clone(&objects),
+            reclaim: Arc::clone(&reclaim),
+            keep: Arc::clone(&keep),
+            indexes: Arc::clone(&indexes),
+        }));
+        let logs = Arc::new(LoggedFiles::new(
+            (Arc::clone(&records), Arc::clone(&objects), Arc::clone(&space)),
+            (Arc::clone(&stripes), Arc::clone(&keep), indexes),
+            volatile,
+        ));
+        let striped = Arc::new(StripedFiles::new(
+            Arc::clone(&records),
+            (Arc::clone(&stripes), Arc::clone(&logs), Arc::clone(&keep)),
+            volatile,
+        ));
+        let removal = Arc::new(Remover::new(
+            (Arc::clone(&records), Arc::clone(&objects)),
+            Arc::clone(&striped),
+            volatile,
+        ));
         let namespace = Arc::new(Namespace {
             shards,
             records,
@@ -162,7 +202,11 @@ impl Namespace {
             fast_path: RwLock::new(Err("not mounted".into())),
             fsynced: Mutex::new(HashMap::new()),
             hold_orphans: options.hold_orphans,
-            striped: striped::Striped::new(),
+            stripes,
+            striped,
+            logs,
+            keep,
+            removal,
             held_orphans: Mutex::default(),
             made_empty: Mutex::default(),
         });
@@ -170,18 +214,53 @@ impl Namespace {
             namespace.make_root(options.root_uid, options.root_gid, options.log)?;
         }
         let report = namespace.recover(recover)?;
-        removal::start(&namespace)?;
+        Arc::clone(&namespace.removal).start(
+            &namespace.reclaim,
+            Arc::clone(&namespace.space),
+            Arc::clone(&namespace.programs),
+        )?;
         Ok((namespace, report))
     }
 
     /// Stops background work. All acknowledged operations are in the store's log already.
     pub fn close(&self) {
-        self.striped.give_up();
+        self.stripes.give_up();
+        self.keep.stop();
         if let Some(shards) = &self.shards {
             shards.stop();
         }
         self.reclaim.stop();
         self.objects.leave_pages();
+    }
+
+    /// Joins this server to those of the other shards. To be called once, before anything is
+    /// asked; without it the buffer has one server.
+    pub fn join_servers(&self, peers: Arc<dyn Peers>) -> Result<()> {
+        self.stripes.join(peers)?;
+        let upkeep = Upkeep {
+            keep: Arc::clone(&self.keep),
+            objects: Arc::clone(&self.objects),
+            stripes: Arc::clone(&self.stripes),
+            striped: Arc::clone(&self.striped),
+            logs: Arc::clone(&self.logs),
+            removal: Arc::clone(&self.removal),
+        };
+        upkeep.start(self.records.shard())
+    }
+
+    /// Objects of striped files, here and at other servers.
+    pub fn stripes(&self) -> &StripeObjects {
+        &self.stripes
+    }
+
+    /// Striped files whose inodes are here.
+    pub fn striped(&self) -> &StripedFiles {
+        &self.striped
+    }
+
+    /// Those of them that are written as logs.
+    pub fn logs(&self) -> &LoggedFiles {
+        &self.logs
     }
 
     /// Says whether opens go by passthrough, and if not why.
@@ -242,7 +321,7 @@ impl Namespace {
     /// The attributes shown for a record.
     fn attr_of(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
         if record.is_striped() {
-            return self.striped_attr(ino, record);
+            return self.striped.attr(ino, record);
         }
         let object = match record.has(inode_flags::HAS_OBJECT) {
             true => Some(self.on_object(ino, self.objects.stat(ObjectId::whole(ino)))?),
@@ -255,7 +334,7 @@ impl Namespace {
     /// for one whose data is lost ([`SIZE_UNKNOWN`]): their names can be removed.
     fn attr_of_entry(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
         match record.is_striped() {
-            true => self.striped_entry_attr(ino, record),
+            true => self.striped.entry_attr(ino, record),
             false => match self.attr_of(ino, record) {
                 Err(Errno::EIO) if record.has(inode_flags::HAS_OBJECT) => {
                     Ok(Attr { blksize_bytes: SIZE_UNKNOWN, ..merge(ino, record, None) })

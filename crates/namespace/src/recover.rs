@@ -57,7 +57,7 @@ impl Namespace {
     pub(super) fn recover(&self, unclean: bool) -> Result<RecoveryReport> {
         let mut report = RecoveryReport { unclean, ..RecoveryReport::default() };
         if unclean {
-            self.striped.keep.was_killed();
+            self.keep.was_killed();
         }
         let orphans = self.records.store().orphans()?;
         if self.hold_orphans {
@@ -70,7 +70,7 @@ impl Namespace {
         } else {
             report.orphans_reclaimed = orphans.len() as u64;
             for batch in orphans.chunks(128) {
-                self.reclaim_batch(batch, false)?;
+                self.removal.remove(batch, false)?;
             }
         }
         if !unclean && self.objects.accounting().is_none() {

@@ -4,29 +4,34 @@
 //! On flash that survives a power cut, the object goes only after the records up to the
 //! reclaim's are durable: else a power cut could bring the name back without its data.
 
-use super::Namespace;
+use super::names::ProgramNames;
 use super::reclaim::Reclaimer;
+use super::records::Records;
+use super::space::Space;
+use super::striped::StripedFiles;
 use forebay_proto::{Ino, ObjectId, Result};
+use forebay_store::objects::Objects;
 use forebay_store::record::InodeRecord;
 use std::sync::Arc;
 
-/// Starts the thread; [`Reclaimer::stop`] ends it.
-pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
-    let ns = namespace.clone();
-    namespace.reclaim.start(move |reclaim: &Reclaimer| {
-        while let Some(batch) = reclaim.next_batch() {
-            let short = ns.space.is_short();
-            let batch = reclaim.without_held(batch, short, |ino| ns.programs.is_held_unseen(ino));
-            if let Err(e) = ns.reclaim_batch(&batch, ns.space.is_short()) {
-                tracing::error!(error = %e, inodes = batch.len(),
-                    "cannot free removed files; the next start frees them");
-            }
-            reclaim.batch_done(ns.space.is_short());
-        }
-    })
+/// Removes inodes for good.
+pub(crate) struct Remover {
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    striped: Arc<StripedFiles>,
+    volatile: bool,
 }
 
-impl Namespace {
+impl Remover {
+    /// Of these records and their objects. `volatile`: nothing survives a power cut anyway.
+    pub(crate) fn new(
+        (records, objects): (Arc<Records>, Arc<Objects>),
+        striped: Arc<StripedFiles>,
+        volatile: bool,
+    ) -> Remover {
+        Remover { records, objects, striped, volatile }
+    }
+
     /// The striped files without names among these.
     fn striped_of(&self, inodes: &[Ino]) -> Result<Vec<(Ino, InodeRecord)>> {
         let mut striped = Vec::new();
@@ -44,12 +49,12 @@ impl Namespace {
     /// Removes inodes for good. With `empty_first` their space does not wait for the kernel to
     /// let go of objects that it had open by passthrough (it closes them a little later; nobody
     /// can reach them any more).
-    pub(super) fn reclaim_batch(&self, inodes: &[Ino], empty_first: bool) -> Result<()> {
+    pub(crate) fn remove(&self, inodes: &[Ino], empty_first: bool) -> Result<()> {
         // Their objects go first: the list of orphans is what a kill leaves to go by.
         let striped = self.striped_of(inodes)?;
-        let left = self.remove_striped(&striped)?;
+        let left = self.striped.remove_of(&striped)?;
         let objects = self.records.remove(inodes, &left)?;
-        self.removed_striped(&striped, &left);
+        self.striped.removed(&striped, &left);
         if !self.volatile && !objects.is_empty() {
             self.records.store().sync()?;
         }
@@ -63,5 +68,25 @@ impl Namespace {
             }
         }
         Ok(())
+    }
+
+    /// Removes what `reclaim` has queued, in a thread of its own; [`Reclaimer::stop`] ends it.
+    pub(crate) fn start(
+        self: Arc<Remover>,
+        reclaim: &Arc<Reclaimer>,
+        space: Arc<Space>,
+        programs: Arc<ProgramNames>,
+    ) -> Result<()> {
+        reclaim.start(move |reclaim: &Reclaimer| {
+            while let Some(batch) = reclaim.next_batch() {
+                let is_held = |ino| programs.is_held_unseen(ino);
+                let batch = reclaim.without_held(batch, space.is_short(), is_held);
+                if let Err(e) = self.remove(&batch, space.is_short()) {
+                    tracing::error!(error = %e, inodes = batch.len(),
+                        "cannot free removed files; the next start frees them");
+                }
+                reclaim.batch_done(space.is_short());
+            }
+        })
     }
 }

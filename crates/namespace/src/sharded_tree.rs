@@ -217,10 +217,10 @@ impl Striped for StripedFile {
     fn spread(&self) -> Option<Spread> {
         let layout = self.namespace.layout(self.ino).ok()?;
         // What is in logs is read by the index, here.
-        if layout.log && as_server(|| self.namespace.is_in_logs(self.ino)).unwrap_or(true) {
+        if layout.log && as_server(|| self.namespace.logs().is_in_logs(self.ino)).unwrap_or(true) {
             return None;
         }
-        Some(Spread { ino: self.ino, layout, servers: self.namespace.server_count() })
+        Some(Spread { ino: self.ino, layout, servers: self.namespace.stripes().server_count() })
     }
 }
 

@@ -77,7 +77,7 @@ impl Striped for StripeObject {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.namespace.write_object(self.object, offset, data, false)
+        self.namespace.stripes().write_object(self.object, offset, data, false)
     }
 
     fn set_len(&self, _size_bytes: u64) -> Result<()> {
@@ -113,6 +113,6 @@ impl Striped for StripeObject {
     }
 
     fn sync(&self) -> Result<()> {
-        self.namespace.sync_object(self.object, false)
+        self.namespace.stripes().sync_object(self.object, false)
     }
 }

@@ -100,7 +100,7 @@ impl Namespace {
             },
             stripe_count: layout.stripe_count,
             in_logs: match layout.log {
-                true => Some(self.in_logs(attr.ino, layout.strict)?),
+                true => Some(self.logs.in_logs(attr.ino, layout.strict)?),
                 false => None,
             },
             layout: Some(log_or_plain(layout.log).into()),
@@ -109,6 +109,14 @@ impl Namespace {
             volatile: self.is_volatile(),
             grade: self.grade(attr).into(),
         })
+    }
+
+    /// Attributes, of a strict file after all that was written to it was published.
+    fn attributes_for_copy(&self, ino: Ino) -> Result<Attr> {
+        if self.stripes.server_count() > 1 && self.layout(ino).is_ok_and(|layout| layout.strict) {
+            self.logs.ask_writers(ino, None)?;
+        }
+        self.attributes(ino)
     }
 
     fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -189,7 +197,7 @@ impl Namespace {
         if inos.len() > TREE_ENTRIES_MAX {
             return Err(Errno::E2BIG);
         }
-        let servers = self.server_count();
+        let servers = self.stripes.server_count();
         let one = |ino: &Ino| {
             let Some(record) = self.records.store().inode(*ino)? else { return Ok(false) };
             let layout = record.layout;

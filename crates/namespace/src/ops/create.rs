@@ -240,7 +240,7 @@ impl Namespace {
         self.reclaim.with_reclaimed(|| {
             let mut txn = self.records.begin(caller);
             let ino = txn.take_ino()?;
-            let first = ShardId((ino.0 % u64::from(self.server_count())) as u16);
+            let first = ShardId((ino.0 % u64::from(self.stripes.server_count())) as u16);
             let layout = self.avoid_lost(Layout { first, ..made.layout });
             let made = MadeInode { now: txn.now, layout, ..made.clone() };
             self.tmpfile_made(txn, ino, &made, false)
@@ -303,7 +303,7 @@ impl Namespace {
         if kind != FileKind::File {
             return of_dir;
         }
-        let servers = self.server_count();
+        let servers = self.stripes.server_count();
         let layout = Layout {
             stripe_count: of_dir.count_among(servers),
             first: ShardId((turn % u64::from(servers)) as u16),

@@ -73,7 +73,7 @@ impl Namespace {
             if kill_suid {
                 self.kill_for_write(ino, record, Some(caller))?;
             }
-            self.striped_truncate(ino, &record.layout, 0)?;
+            self.striped.truncate(ino, &record.layout, 0)?;
             let mut txn = self.records.begin_part();
             let now = txn.now;
             let edited = txn.edit(ino)?;
@@ -88,10 +88,10 @@ impl Namespace {
 
     /// Reads.
     pub(crate) fn op_read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        if self.server_count() > 1 {
+        if self.stripes.server_count() > 1 {
             let record = self.records.regular(ino)?;
             if record.is_striped() {
-                return self.striped_read(ino, &record, offset, buffer);
+                return self.striped.read(ino, &record, offset, buffer);
             }
         }
         match self.objects.read(ObjectId::whole(ino), offset, buffer) {
@@ -133,7 +133,7 @@ impl Namespace {
         let record = self.records.regular(ino)?;
         not_final(&record)?;
         self.kill_as_written(ino, &record, mode)?;
-        let written = self.striped_append(ino, &record.layout, at, data, mode.sync)?;
+        let written = self.striped.append(ino, &record.layout, at, data, mode.sync)?;
         if mode.sync {
             self.records.store().sync()?;
         }
@@ -167,12 +167,12 @@ impl Namespace {
         let layout = &record.layout;
         match mode.append {
             true => {
-                let at = self.striped_attr(ino, record)?.size_bytes;
-                self.striped_append(ino, layout, at, data, mode.sync)
+                let at = self.striped.attr(ino, record)?.size_bytes;
+                self.striped.append(ino, layout, at, data, mode.sync)
             }
             false => {
-                self.settle(ino)?;
-                self.striped_write(ino, layout, offset, data, mode.sync)
+                self.striped.settle(ino)?;
+                self.striped.write(ino, layout, offset, data, mode.sync)
             }
         }
     }
@@ -181,7 +181,7 @@ impl Namespace {
     pub(crate) fn op_fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let record = self.records.inode(ino)?;
         if record.is_striped() && !self.volatile {
-            self.striped_sync(ino, &record.layout, data_only)?;
+            self.striped.sync(ino, &record.layout, data_only)?;
         } else if record.has(inode_flags::HAS_OBJECT) {
             self.on_object(ino, self.objects.fsync(ObjectId::whole(ino), data_only))?;
         }
@@ -216,7 +216,7 @@ impl Namespace {
             if caller.uid != 0 {
                 self.kill_for_write(ino, &record, Some(caller))?;
             }
-            return self.striped_fallocate(ino, &record, mode, offset, length);
+            return self.striped.fallocate(ino, &record, mode, offset, length);
         }
         self.ensure_object(ino, &record)?;
         if caller.uid != 0 {
@@ -231,7 +231,7 @@ impl Namespace {
     pub(crate) fn op_seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
         let record = self.records.regular(ino)?;
         if record.is_striped() {
-            return self.striped_seek(ino, &record, offset, whence);
+            return self.striped.seek(ino, &record, offset, whence);
         }
         if !record.has(inode_flags::HAS_OBJECT) {
             return Err(Errno::ENXIO);

@@ -36,7 +36,7 @@ impl Namespace {
         if !matches!(kind, FileKind::File | FileKind::Dir) {
             return None;
         }
-        let servers = self.server_count();
+        let servers = self.stripes.server_count();
         match name {
             b"stripe_count" if layout.stripe_count == 0 => Some(ALL.into()),
             b"stripe_count" => Some(layout.stripe_count.to_string()),
@@ -102,7 +102,7 @@ impl Namespace {
             _ => layout.placement = Placement::from_name(text).ok_or(Errno::EINVAL)?,
         }
         if kind == FileKind::File {
-            layout = layout.of_file(self.server_count());
+            layout = layout.of_file(self.stripes.server_count());
         }
         match kind {
             FileKind::Dir => self.put_layout(caller, ino, layout, false),
@@ -115,7 +115,7 @@ impl Namespace {
     }
 
     fn count_of(&self, text: &str, kind: FileKind) -> Result<u16> {
-        let servers = self.server_count();
+        let servers = self.stripes.server_count();
         match (text, kind) {
             // New files are to be on all servers that there are then.
             (ALL, FileKind::Dir) => Ok(0),
@@ -144,7 +144,7 @@ impl Namespace {
         }
         if record.is_striped() {
             // They may lie elsewhere by the new layout.
-            self.remove_objects(ino, &record.layout)?;
+            self.striped.remove_objects(ino, &record.layout)?;
         }
         let had_object = record.has(inode_flags::HAS_OBJECT);
         self.put_layout(caller, ino, layout, layout.is_striped())?;

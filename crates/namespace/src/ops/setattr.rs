@@ -25,7 +25,7 @@ impl Namespace {
             self.set_size(ino, &record, size_bytes)?;
         }
         if record.is_striped() {
-            self.striped_set_times(ino, &record, change.atime, change.mtime)?;
+            self.striped.set_times(ino, &record, change.atime, change.mtime)?;
         }
         let mut txn = self.records.begin(caller);
         let record = txn.get(ino)?;
@@ -92,7 +92,7 @@ impl Namespace {
         }
         not_final(record)?;
         if record.is_striped() {
-            return self.striped_truncate(ino, &record.layout, size_bytes);
+            return self.striped.truncate(ino, &record.layout, size_bytes);
         }
         self.ensure_object(ino, record)?;
         self.on_object(ino, self.objects.truncate(ObjectId::whole(ino), size_bytes))

@@ -58,7 +58,7 @@ impl Testing<'_> {
     /// Nobody waits for another shard.
     pub fn lose_patience(&self) {
         self.shards().set_patience(Duration::ZERO);
-        self.0.striped.set_patience(Duration::ZERO);
+        self.0.stripes.set_patience(Duration::ZERO);
     }
 
     /// Settles what the start found.

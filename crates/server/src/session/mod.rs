@@ -314,7 +314,7 @@ impl Sessions {
         });
         let notify = Arc::new(changes::ServerChanges(Arc::downgrade(&sessions)));
         sessions.buffer.set_notify(notify);
-        namespace.set_log_writers(Arc::new(scratch::LogWriters(Arc::downgrade(&sessions))));
+        namespace.logs().set_writers(Arc::new(scratch::LogWriters(Arc::downgrade(&sessions))));
         namespace
             .start_shards(Arc::new(calls_servers::ShardBelievers(Arc::downgrade(&sessions))))?;
         let watched = Arc::downgrade(&sessions);

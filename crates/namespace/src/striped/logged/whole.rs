@@ -8,11 +8,9 @@
 //!   in between leaves both, and the index counts.
 //! * Bringing together changes neither the bytes nor the times of a file.
 
-use super::super::super::Namespace;
 use super::super::file::together;
-use super::{State, Written};
+use super::{LoggedFiles, State, Written};
 use forebay_failpoint::step;
-use forebay_log::extents::gaps;
 use forebay_log::index::{Stamp, Times};
 use forebay_log::{Entry, Extent};
 use forebay_proto::attr::Timestamp;
@@ -21,15 +19,12 @@ use forebay_proto::layout::commit_or_strict;
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::servers::{MAX_FOUND, ObjectChange, ObjectFacts, ObjectsQuestion};
 use forebay_proto::{Errno, Ino, ObjectId, Result, ShardId};
-use forebay_store::record::{InodeRecord, inode_flags};
+use forebay_store::record::inode_flags;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// So much is brought together under the lock of the index, and written at once.
 const BRING_BYTES: u64 = 64 << 20;
 const BRING_WRITE_BYTES: u64 = 4 << 20;
-/// How often a range is looked up anew whose log went meanwhile.
-const MAX_LOOKS: u32 = 8;
-
 /// Where a range of a file is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mapped {
@@ -59,7 +54,7 @@ fn times_of(state: &State) -> Option<ObjectFacts> {
 }
 
 /// The time of change that the index shows; `None` if objects were changed since it was entered.
-pub(in super::super) fn ctime_of_index(
+pub(crate) fn ctime_of_index(
     times: Option<Times>,
     objects: &[Option<ObjectFacts>],
 ) -> Option<Timestamp> {
@@ -76,7 +71,7 @@ fn ctime_of(state: &State, objects: &[Option<ObjectFacts>]) -> Timestamp {
 }
 
 /// What the index shows of a file.
-pub(in super::super) struct LogStat {
+pub(crate) struct LogStat {
     /// Behind the last byte in logs.
     pub end: u64,
     /// Blocks of all logs.
@@ -87,8 +82,9 @@ pub(in super::super) struct LogStat {
     pub times: Option<Times>,
 }
 
-impl Namespace {
-    fn extents_of(
+impl LoggedFiles {
+    /// What of a range is in logs, and whose server has each; at most so many, and whether there are more.
+    pub(crate) fn extents_of(
         &self,
         ino: Ino,
         (offset, end): (u64, u64),
@@ -111,27 +107,8 @@ impl Namespace {
         })
     }
 
-    /// Where a range of a file is.
-    pub fn map_logs(&self, ino: Ino, offset: u64, bytes: u64) -> Result<Mapped> {
-        let record = self.records.regular(ino)?;
-        if !record.layout.log {
-            return Err(Errno::EINVAL);
-        }
-        self.settle(ino)?;
-        let end = offset.saturating_add(bytes);
-        let (extents, more) = self.extents_of(ino, (offset, end), MAX_FOUND)?;
-        let plain: Vec<Extent> = extents.iter().map(|(extent, _)| *extent).collect();
-        if !more && gaps(&plain, offset, end).is_empty() {
-            return Ok(Mapped { size_bytes: end, objects_bytes: 0, extents, more });
-        }
-        let logs = self.log_stat(ino)?;
-        let facts = self.facts_of(ino, &record)?;
-        let objects_bytes = together(&record.layout, &record, &facts).size_bytes;
-        Ok(Mapped { size_bytes: objects_bytes.max(logs.end), objects_bytes, extents, more })
-    }
-
     /// What the index shows.
-    pub(in super::super) fn log_stat(&self, ino: Ino) -> Result<LogStat> {
+    pub(crate) fn log_stat(&self, ino: Ino) -> Result<LogStat> {
         self.with_whole_index(ino, |state| {
             let (facts, times) = (times_of(state), state.index.times());
             let blocks_512 = state.index.log_bytes().div_ceil(512);
@@ -161,7 +138,7 @@ impl Namespace {
     }
 
     /// Reads a range of a log; EIO if it is not there.
-    fn read_extent(
+    pub(crate) fn read_extent(
         &self,
         ino: Ino,
         shard: ShardId,
@@ -174,7 +151,7 @@ impl Namespace {
         for piece in into.chunks_mut(MAX_PAYLOAD_BYTES as usize) {
             let question = ObjectsQuestion::Read { object, offset: at, bytes: piece.len() as u32 };
             room.clear();
-            self.ask_patiently(shard, &question, &[], &mut room)?;
+            self.stripes.ask_patiently(shard, &question, &[], &mut room)?;
             if room.len() < piece.len() {
                 return Err(Errno::EIO);
             }
@@ -184,59 +161,21 @@ impl Namespace {
         Ok(())
     }
 
-    /// Reads, holes as zeros; fewer bytes than asked for only at the end of the file.
-    pub(in super::super) fn read_logged(
-        &self,
-        ino: Ino,
-        record: &InodeRecord,
-        offset: u64,
-        buffer: &mut [u8],
-    ) -> Result<usize> {
-        let mut looks = 0;
-        loop {
-            looks += 1;
-            let end = offset.saturating_add(buffer.len() as u64);
-            let (extents, _) = self.extents_of(ino, (offset, end), usize::MAX - 1)?;
-            let plain: Vec<Extent> = extents.iter().map(|(extent, _)| *extent).collect();
-            let mut want = buffer.len();
-            if !gaps(&plain, offset, end).is_empty() {
-                let size_bytes = self.striped_attr(ino, record)?.size_bytes;
-                want = size_bytes.saturating_sub(offset).min(want as u64) as usize;
-                self.read_objects(ino, &record.layout, offset, &mut buffer[..want])?;
-            }
-            let read = extents.iter().try_for_each(|(extent, shard)| {
-                let from = (extent.offset - offset) as usize;
-                match buffer[..want].get_mut(from..from + extent.bytes as usize) {
-                    Some(into) => self.read_extent(ino, *shard, extent, into),
-                    // It was cut off between the two looks.
-                    None => Ok(()),
-                }
-            });
-            match read {
-                // Its log may have gone, because all was brought together.
-                Err(Errno::EIO) if looks < MAX_LOOKS => {}
-                other => return other.map(|()| want),
-            }
-        }
-    }
-
     /// Sets the time of writing that the index shows.
-    pub(in super::super) fn set_index_time(&self, ino: Ino, mtime: Timestamp) -> Result<()> {
-        self.with_index(ino, |state| match state.number {
+    pub(crate) fn set_index_time(&self, ino: Ino, mtime: Timestamp) -> Result<()> {
+        self.indexes.with(ino, |state| match state.number {
             0 => Ok(()),
             // The range is empty: the entry carries the time alone.
             _ => {
                 let written = Written { mtime, ..Written::now() };
-                self.enter(ino, state, &Entry::Drop { offset: 0, end: 0 }, Some(written))
+                self.indexes.enter(ino, state, &Entry::Drop { offset: 0, end: 0 }, Some(written))
             }
         })
     }
 
     /// Objects of a file in logs were changed, other than by bringing together: their times count.
-    pub(in super::super) fn objects_changed(&self, ino: Ino) {
-        if let Some(state) = &mut *self.striped.logged.of(ino).state.lock() {
-            state.ctime = None;
-        }
+    pub(crate) fn objects_changed(&self, ino: Ino) {
+        self.indexes.objects_changed(ino);
     }
 
     /// How a publication changes the times: it was written when its mount says, and changed then too. So a close or an fsync
@@ -249,7 +188,7 @@ impl Namespace {
             None => self
                 .records
                 .regular(ino)
-                .and_then(|record| self.facts_at_once(ino, &record))
+                .and_then(|record| self.stripes.facts_at_once(ino, &record))
                 .ok()
                 .map(|facts| {
                     let shown = ctime_of(state, &facts);
@@ -263,11 +202,11 @@ impl Namespace {
     }
 
     /// What is behind a new size counts no more. That it was set is written down here too: there may be no object to show it.
-    pub(in super::super) fn cut_logs(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+    pub(crate) fn cut_logs(&self, ino: Ino, size_bytes: u64) -> Result<()> {
         self.with_whole_index(ino, |state| {
             if state.number != 0 {
                 let entry = Entry::Drop { offset: size_bytes, end: u64::MAX };
-                self.enter(ino, state, &entry, Some(Written::now()))?;
+                self.indexes.enter(ino, state, &entry, Some(Written::now()))?;
                 step("log: cut");
                 self.release_idle(ino, state);
             }
@@ -276,7 +215,7 @@ impl Namespace {
     }
 
     /// Brings all of a range together: it is to be changed in the objects.
-    pub(in super::super) fn bring_together(&self, ino: Ino, range: (u64, u64)) -> Result<()> {
+    pub(crate) fn bring_together(&self, ino: Ino, range: (u64, u64)) -> Result<()> {
         while self.with_whole_index(ino, |state| self.bring_some(ino, state, range, u64::MAX))? {}
         Ok(())
     }
@@ -308,7 +247,7 @@ impl Namespace {
             return Ok(false);
         };
         let record = self.records.regular(ino)?;
-        let mut facts = self.facts_of(ino, &record)?;
+        let mut facts = self.stripes.facts_of(ino, &record)?;
         let ctime = ctime_of(state, &facts);
         facts.push(times_of(state));
         let mtime = together(&record.layout, &record, &facts).mtime;
@@ -317,7 +256,7 @@ impl Namespace {
         let write = |at: u64, run: &mut Vec<u8>| {
             let written = match run.is_empty() {
                 true => 0,
-                false => self.write_objects(ino, &record.layout, at, run, false)?,
+                false => self.stripes.write_objects(ino, &record.layout, at, run, false)?,
             };
             let all = written == run.len();
             run.clear();
@@ -348,16 +287,16 @@ impl Namespace {
         write(run_at, &mut run)?;
         step("log: brought together");
         if !self.volatile {
-            self.sync_objects(ino, &record.layout, true)?;
+            self.stripes.sync_objects(ino, &record.layout, true)?;
         }
-        self.each_object(ino, &record.layout, |shard, object| {
+        self.stripes.each_object(ino, &record.layout, |shard, object| {
             let change = ObjectChange::SetTimes { object, atime: None, mtime: Some(mtime) };
-            self.change_objects(shard, &change, &[]).map(drop)
+            self.stripes.change_objects(shard, &change, &[]).map(drop)
         })?;
         let entry = Entry::Drop { offset: first.offset, end: last.end() };
-        self.enter(ino, state, &entry, Some(Written { mtime, ctime }))?;
+        self.indexes.enter(ino, state, &entry, Some(Written { mtime, ctime }))?;
         step("log: let go");
-        self.striped.logged.counts.together_bytes.fetch_add(bytes, Relaxed);
+        self.counts.together_bytes.fetch_add(bytes, Relaxed);
         let is_earlier = |extent: Extent| extent.time_ns <= until_ns;
         let more = state.index.extents().within(last.end(), end).any(is_earlier);
         self.release_idle(ino, state);

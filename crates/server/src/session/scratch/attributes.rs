@@ -78,7 +78,7 @@ impl At<'_> {
             self.setxattr_alone(ino, name, flags, kill_sgid)?;
         }
         if name == publish_xattr::NAME {
-            self.namespace().end_logs_of_final(ino)?;
+            self.namespace().logs().end_of_final(ino)?;
         }
         Ok(())
     }

@@ -24,13 +24,15 @@ impl At<'_> {
                 if room.len() < bytes {
                     room.resize(bytes, 0);
                 }
-                match ns.read_object(object, offset, &mut room[..bytes]) {
+                match ns.stripes().read_object(object, offset, &mut room[..bytes]) {
                     Ok(count) => Reply::data(count),
                     Err(errno) => Reply::failed(errno),
                 }
             }
             Call::WriteObject { object, offset, sync } => self.write_object(object, offset, sync),
-            Call::SyncObject { object, data_only } => ns.sync_object(object, data_only).into(),
+            Call::SyncObject { object, data_only } => {
+                ns.stripes().sync_object(object, data_only).into()
+            }
             _ => Reply::failed(Errno::ENOSYS),
         }
     }
@@ -40,14 +42,14 @@ impl At<'_> {
         if end.is_none_or(|end| end > i64::MAX as u64) {
             return Reply::failed(Errno::EFBIG);
         }
-        let written = self.namespace().write_object(object, offset, self.payload, sync);
+        let written = self.namespace().stripes().write_object(object, offset, self.payload, sync);
         written.map(|count| Answer::Count(count as u64)).into()
     }
 
     /// The layout of a file, if it is striped.
     pub(super) fn striped(&self, ino: Ino) -> Option<Layout> {
         let ns = self.namespace();
-        if ns.server_count() < 2 {
+        if ns.stripes().server_count() < 2 {
             return None;
         }
         ns.layout(ino).ok().filter(Layout::is_striped)

@@ -43,10 +43,12 @@ impl At<'_> {
                 Answer::Opened { .. } | Answer::OpenedStriped(_) => self.open_again(call),
                 answer => Reply::of(answer),
             },
-            Before::Recorded(what) => match self.namespace().settled(&self.caller, what) {
-                Ok(what) => self.recorded(call, what, room),
-                Err(errno) => Reply::failed(errno),
-            },
+            Before::Recorded(what) => {
+                match self.namespace().striped().settled(&self.caller, what) {
+                    Ok(what) => self.recorded(call, what, room),
+                    Err(errno) => Reply::failed(errno),
+                }
+            }
         }
     }
 

@@ -6,12 +6,13 @@
 //! * Changes asked for by another server are done one at a time for a file, and one that is older
 //!   than the last is refused ([`Late`]): it was asked for again meanwhile.
 
-use super::super::Namespace;
+use super::StripeObjects;
+use forebay_log::{LogId, record};
 use forebay_proto::api::WriteMode;
 use forebay_proto::attr::Timestamp;
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::servers::{
-    ChangeOrder, MAX_OBJECTS, ObjectChange, ObjectFacts, ObjectsQuestion, ObjectsReply,
+    ChangeOrder, MAX_FOUND, MAX_OBJECTS, ObjectChange, ObjectFacts, ObjectsQuestion, ObjectsReply,
 };
 use forebay_proto::{Errno, Ino, ObjectId, Result, ShardId};
 use parking_lot::Mutex;
@@ -68,7 +69,7 @@ impl LateFiles {
     }
 }
 
-impl Namespace {
+impl StripeObjects {
     /// Answers the server of another shard, or this one.
     pub fn answer_objects(
         &self,
@@ -82,7 +83,7 @@ impl Namespace {
                 self.may_make(from, *object).map(|()| ObjectsReply::Done)
             }
             ObjectsQuestion::Known { inos } => {
-                let known = |ino: &Ino| Ok(self.records.store().inode(*ino)?.is_some());
+                let known = |ino: &Ino| Ok(self.parts.records.store().inode(*ino)?.is_some());
                 let known: Result<Vec<bool>> = inos.iter().take(MAX_OBJECTS).map(known).collect();
                 known.map(ObjectsReply::Known)
             }
@@ -103,7 +104,7 @@ impl Namespace {
             }
             ObjectsQuestion::Seek { object, offset, whence } => {
                 owned_by(from, *object)?;
-                match self.objects.seek(*object, *offset, *whence) {
+                match self.parts.objects.seek(*object, *offset, *whence) {
                     Err(Errno::ENOENT) => Err(Errno::ENXIO),
                     other => other.map(ObjectsReply::Count),
                 }
@@ -113,7 +114,7 @@ impl Namespace {
                 self.sync_object(*object, *data_only).map(|()| ObjectsReply::Done)
             }
             ObjectsQuestion::Sweep => {
-                self.striped.keep.sweep(from);
+                self.parts.keep.sweep(from);
                 Ok(ObjectsReply::Done)
             }
             ObjectsQuestion::LogScan { object, from: at } => {
@@ -121,7 +122,7 @@ impl Namespace {
                 self.scan_log(*object, *at, room)
             }
             ObjectsQuestion::LogsGone { logs } => {
-                self.logs_gone(&logs[..logs.len().min(MAX_OBJECTS)])
+                self.parts.indexes.logs_gone(&logs[..logs.len().min(MAX_OBJECTS)])
             }
         }
     }
@@ -141,7 +142,7 @@ impl Namespace {
         }
         let ino = change.objects().first().ok_or(Errno::EINVAL)?.ino;
         // Held to the end: the change before must not be done after this one.
-        let mut files = self.striped.late.of(ino).lock();
+        let mut files = self.late.of(ino).lock();
         files.enter(ino, order)?;
         self.change_object(change, payload)
     }
@@ -150,7 +151,7 @@ impl Namespace {
         match *change {
             ObjectChange::Write { object, offset, sync } => {
                 let mode = WriteMode { sync, ..WriteMode::default() };
-                self.made(object, true, || self.objects.write(object, offset, payload, mode))
+                self.made(object, true, || self.parts.objects.write(object, offset, payload, mode))
                     .map(|count| ObjectsReply::Count(count as u64))
             }
             ObjectChange::Truncate { object, size_bytes, at_most } => {
@@ -158,7 +159,7 @@ impl Namespace {
             }
             ObjectChange::Fallocate { object, mode, offset, length } => {
                 let frees = mode & libc::FALLOC_FL_PUNCH_HOLE as u32 != 0;
-                let work = || self.objects.fallocate(object, mode, offset, length);
+                let work = || self.parts.objects.fallocate(object, mode, offset, length);
                 match frees {
                     true => absent_is((), work()),
                     false => self.made(object, true, work),
@@ -166,7 +167,7 @@ impl Namespace {
                 .map(|()| ObjectsReply::Done)
             }
             ObjectChange::SetTimes { object, atime, mtime } => {
-                absent_is((), self.objects.set_times(object, atime, mtime))
+                absent_is((), self.parts.objects.set_times(object, atime, mtime))
                     .map(|()| ObjectsReply::Done)
             }
             ObjectChange::Remove(_) => Err(Errno::EINVAL),
@@ -174,8 +175,8 @@ impl Namespace {
     }
 
     /// What an object shows, if it is there.
-    pub(super) fn object_facts(&self, object: ObjectId) -> Result<Option<ObjectFacts>> {
-        match self.objects.stat(object) {
+    pub(in crate::striped) fn object_facts(&self, object: ObjectId) -> Result<Option<ObjectFacts>> {
+        match self.parts.objects.stat(object) {
             Ok(stat) => Ok(Some(ObjectFacts {
                 size_bytes: stat.size_bytes,
                 blocks_512: stat.blocks_512,
@@ -190,7 +191,7 @@ impl Namespace {
 
     /// Reads an object of a striped file; fewer bytes than asked for only at its end.
     pub fn read_object(&self, object: ObjectId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        absent_is(0, self.objects.read(object, offset, buffer))
+        absent_is(0, self.parts.objects.read(object, offset, buffer))
     }
 
     /// Writes an object for a mount, making it if it is not there.
@@ -203,13 +204,15 @@ impl Namespace {
     ) -> Result<usize> {
         let mode = WriteMode { sync, ..WriteMode::default() };
         self.made(object, false, || {
-            self.reclaim.with_reclaimed(|| self.objects.write(object, offset, data, mode))
+            self.parts
+                .reclaim
+                .with_reclaimed(|| self.parts.objects.write(object, offset, data, mode))
         })
     }
 
     /// An object on flash.
     pub fn sync_object(&self, object: ObjectId, data_only: bool) -> Result<()> {
-        absent_is((), self.objects.fsync(object, data_only))
+        absent_is((), self.parts.objects.fsync(object, data_only))
     }
 
     fn truncate_object(&self, object: ObjectId, size_bytes: u64, at_most: bool) -> Result<()> {
@@ -221,16 +224,16 @@ impl Namespace {
         match has {
             None if size_bytes == 0 => Ok(()),
             // Also to the size that it has: its time of change tells.
-            _ => self.made(object, true, || self.objects.truncate(object, size_bytes)),
+            _ => self.made(object, true, || self.parts.objects.truncate(object, size_bytes)),
         }
     }
 
     /// Removes an object, also one that is just being made.
-    pub(super) fn remove_object(&self, object: ObjectId) -> Result<()> {
-        if let Some((_, removed)) = self.striped.making.0.lock().get_mut(&object) {
+    pub(in crate::striped) fn remove_object(&self, object: ObjectId) -> Result<()> {
+        if let Some((_, removed)) = self.making.0.lock().get_mut(&object) {
             *removed = true;
         }
-        self.objects.remove(object)
+        self.parts.objects.remove(object)
     }
 
     /// Works on an object, after making it if it is not there. `by_inode`: the inode's server asks.
@@ -245,7 +248,7 @@ impl Namespace {
     }
 
     fn make_object(&self, object: ObjectId, by_inode: bool) -> Result<()> {
-        let making = &self.striped.making.0;
+        let making = &self.making.0;
         making.lock().entry(object).or_insert((0, false)).0 += 1;
         let allowed = match by_inode {
             true => Ok(()),
@@ -268,26 +271,46 @@ impl Namespace {
             return Err(Errno::ESTALE);
         }
         // Under the lock: a removal comes before, and is seen above, or after.
-        match self.objects.create(object) {
+        match self.parts.objects.create(object) {
             Ok(_) => {
                 // The file is older than its object; a write sets the other time.
-                self.objects.set_times(object, Some(Timestamp::default()), None)
+                self.parts.objects.set_times(object, Some(Timestamp::default()), None)
             }
             Err(Errno::EEXIST) => Ok(()),
             Err(errno) => Err(errno),
         }
     }
 
+    /// At the server that has a log: what its records say.
+    fn scan_log(&self, object: ObjectId, from: u64, room: &mut Vec<u8>) -> Result<ObjectsReply> {
+        let log = LogId(object.as_log().ok_or(Errno::EINVAL)?);
+        let read = |at: u64, into: &mut [u8]| self.read_object(object, at, into);
+        let found = record::scan((object.ino.0, log), from, MAX_FOUND, read)?;
+        room.clear();
+        found.extents.iter().for_each(|extent| extent.put(room));
+        Ok(ObjectsReply::Found { end: found.end, more: found.more })
+    }
+
+    /// At the server that has a log: the log itself; `make`: a mount is going to append to it.
+    pub fn open_log(&self, object: ObjectId, make: bool) -> Result<std::fs::File> {
+        object.as_log().ok_or(Errno::EINVAL)?;
+        if make {
+            self.write_object(object, 0, &[], false)?;
+            self.parts.reclaim.wait_reclaimed_if_short();
+        }
+        self.parts.objects.open_object(object)
+    }
+
     /// Of the inode's server: may `from` make this object?
     fn may_make(&self, from: ShardId, object: ObjectId) -> Result<()> {
-        let record = self.records.store().inode(object.ino)?.ok_or(Errno::ESTALE)?;
+        let record = self.parts.records.store().inode(object.ino)?.ok_or(Errno::ESTALE)?;
         let is_log = record.layout.log && object.as_log().is_some();
         let is_stripe = record.layout.stripe_on(from, self.server_count()) == Some(object.stripe);
         let there = record.is_striped() && (is_log || is_stripe);
-        if !there || self.striped.keep.is_being_removed(object.ino) {
+        if !there || self.parts.keep.is_being_removed(object.ino) {
             return Err(Errno::ESTALE);
         }
-        self.records.make_number_durable(object.ino)
+        self.parts.records.make_number_durable(object.ino)
     }
 }
 
