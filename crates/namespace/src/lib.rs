@@ -18,6 +18,7 @@ mod filesystem;
 mod holds;
 mod invalidate;
 mod names;
+mod new_inodes;
 mod ops;
 mod reclaim;
 mod records;
@@ -51,17 +52,20 @@ use forebay_interfaces::peers::Peers;
 use forebay_proto::api::{AccessTimes, NAME_MAX, Notify};
 use forebay_proto::attr::{Attr, FileKind, Timestamp};
 use forebay_proto::ids::ShardId;
-use forebay_proto::{Errno, Ino, ObjectId, Result};
+use forebay_proto::net::servers::{NamesQuestion, NamesReply};
+use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
 use forebay_store::metadata::NamespaceStore;
 use forebay_store::objects::{ObjectStat, Objects};
 use forebay_store::record::{InodeRecord, inode_flags};
 use holds::Holds;
 use names::{NameTable, ProgramNames};
+use new_inodes::NewInodes;
 use parking_lot::{Mutex, RwLock};
 use reclaim::Reclaimer;
 use records::Records;
 use refs::Refs;
 use removal::Remover;
+use shards::{Coordinator, Joint, Placement, ShardWaits};
 use space::Space;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -83,7 +87,10 @@ pub struct Namespace {
     records: Arc<Records>,
     objects: Arc<Objects>,
     /// The other shards; `None` for a buffer that has one.
-    shards: Option<shards::Shards>,
+    shards: Option<Arc<Coordinator>>,
+    waits: ShardWaits,
+    placement: Arc<Placement>,
+    new_inodes: Arc<NewInodes>,
     space: Arc<Space>,
     refs: Arc<Refs>,
     reclaim: Arc<Reclaimer>,
@@ -141,11 +148,11 @@ impl Namespace {
     ) -> Result<(Arc<Namespace>, RecoveryReport)> {
         let shard = options.shard;
         let holds = Arc::new(Holds::default());
-        let load = |peers| shards::Shards::load(peers, &*store, &holds);
-        let shards = options.peers.map(load).transpose()?.flatten();
+        let links = options.peers.and_then(shards::links);
         let table = Arc::new(NameTable::default());
-        let is_alone = shards.is_none();
-        let records = Records::open(store, (shard, is_alone), Arc::clone(&table), holds)?;
+        let is_alone = links.is_none();
+        let records =
+            Records::open(store, (shard, is_alone), Arc::clone(&table), Arc::clone(&holds))?;
         let records = Arc::new(records);
         let space = Space::new(Arc::clone(&objects), Arc::clone(&records), options.capacity_bytes);
         let (space, refs) = (Arc::new(space), Arc::new(Refs::new()));
@@ -183,6 +190,28 @@ impl Namespace {
             (Arc::clone(&stripes), Arc::clone(&logs), Arc::clone(&keep)),
             volatile,
         ));
+        let placement = Placement::new(shard, links.clone(), Arc::clone(&space));
+        let placement = Arc::new(placement);
+        let new_inodes = Arc::new(NewInodes::new(
+            Arc::clone(&records),
+            Arc::clone(&stripes),
+            Arc::clone(&placement),
+        ));
+        let waits = ShardWaits::new(Arc::clone(&holds), links.clone());
+        let load = |links| {
+            shards::Coordinator::load(shards::Parts {
+                records: Arc::clone(&records),
+                objects: Arc::clone(&objects),
+                refs: Arc::clone(&refs),
+                reclaim: Arc::clone(&reclaim),
+                placement: Arc::clone(&placement),
+                new_inodes: Arc::clone(&new_inodes),
+                holds,
+                links,
+                volatile,
+            })
+        };
+        let shards = links.map(load).transpose()?.map(Arc::new);
         let removal = Arc::new(Remover::new(
             (Arc::clone(&records), Arc::clone(&objects)),
             Arc::clone(&striped),
@@ -190,6 +219,9 @@ impl Namespace {
         ));
         let namespace = Arc::new(Namespace {
             shards,
+            waits,
+            placement,
+            new_inodes,
             records,
             objects,
             access_times_of_dirs: RwLock::default(),
@@ -246,6 +278,38 @@ impl Namespace {
             removal: Arc::clone(&self.removal),
         };
         upkeep.start(self.records.shard())
+    }
+
+    /// Begins to answer to believers, and starts the thread of operations over shards. Does nothing in a buffer of one shard.
+    pub fn start_shards(&self, believers: Arc<dyn shards::Believers>) -> Result<()> {
+        self.shards.as_ref().map_or(Ok(()), |shards| shards.start(believers))
+    }
+
+    /// Waits until what this start found is settled with the shards that can be reached.
+    pub fn wait_settled(&self) {
+        if let Some(shards) = &self.shards {
+            shards.wait_settled();
+        }
+    }
+
+    /// Answers a question of the server of another shard of this buffer.
+    pub fn asked(&self, from: ShardId, question: &NamesQuestion<'_>) -> Result<NamesReply> {
+        match (question, &self.shards) {
+            (NamesQuestion::Ping, _) => Ok(NamesReply::Shard(self.records.shard())),
+            (_, Some(shards)) => shards.asked(from, question),
+            (_, None) => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Waiting for other shards.
+    pub fn waits(&self) -> &ShardWaits {
+        &self.waits
+    }
+
+    /// Begins an operation over shards. EIO in a buffer that has one: an inode number that it cannot
+    /// have was on record.
+    pub(crate) fn joint(&self, caller: &Caller) -> Result<Joint<'_>> {
+        self.shards.as_ref().ok_or(Errno::EIO)?.joint(caller)
     }
 
     /// Objects of striped files, here and at other servers.

@@ -72,7 +72,7 @@ impl Namespace {
     pub(super) fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
         match self.records.store().entry(dir, name)? {
             Some(old) if old.kind == FileKind::Dir => Err(Errno::EISDIR),
-            Some(_) => self.again(|| self.op_unlink(who, dir, name)),
+            Some(_) => self.waits.again(|| self.op_unlink(who, dir, name)),
             None => Ok(()),
         }
     }
@@ -87,7 +87,7 @@ impl Namespace {
     ) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
         self.clear_name(who, dir, name)?;
-        let (entry, _) = self.again(|| self.op_make(who, dir, name, new))?.here()?;
+        let (entry, _) = self.waits.again(|| self.op_make(who, dir, name, new))?.here()?;
         self.reclaim.forget(entry.attr.ino, 1);
         self.tell_entry(dir, name);
         Ok(entry.attr)
@@ -258,7 +258,7 @@ impl BufferTree for Namespace {
 
     fn publish(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
+        let linked = self.waits.again(|| self.op_link(who, ino, dir, name, true))?;
         let (entry, _) = linked.here()?;
         // One reference of the entry, one that `begin_file` took.
         self.reclaim.forget(ino, 2);
@@ -287,6 +287,7 @@ impl BufferTree for Namespace {
         self.permit(who, dir, &searched, WRITE)?;
         let args = CreateArgs { mode, umask: 0 };
         let (entry, _) = self
+            .waits
             .again(|| self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args)))?
             .here()?;
         self.reclaim.forget(entry.attr.ino, 1);
@@ -316,7 +317,7 @@ impl BufferTree for Namespace {
 
     fn link(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let linked = self.again(|| self.op_link(who, ino, dir, name, true))?;
+        let linked = self.waits.again(|| self.op_link(who, ino, dir, name, true))?;
         let (entry, _) = linked.here()?;
         self.reclaim.forget(ino, 1);
         self.tell_entry(dir, name);

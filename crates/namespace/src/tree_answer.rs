@@ -35,7 +35,7 @@ impl Namespace {
                 Err(Errno::ERESTART) => {}
                 Err(errno) => return TreeReply::Failed(errno.0),
             }
-            if let Err(errno) = self.wait_for_shards(&mut patience) {
+            if let Err(errno) = self.waits.pause(&mut patience) {
                 return TreeReply::Failed(errno.0);
             }
         }
@@ -243,7 +243,7 @@ impl Namespace {
         self.permit(who, dir, &record, WRITE | SEARCH)?;
         let args = CreateArgs { mode: 0o600, umask: 0 };
         let new = NewInode { with_object: true, ..NewInode::of(FileKind::File, args) };
-        self.made_inode(who, dir, &record, &new, 0, forebay_store::clock::stamp())
+        self.new_inodes.made_inode(who, dir, &record, &new, 0, forebay_store::clock::stamp())
     }
 
     fn named(&self, dir: Ino, name: &[u8], named: Named) -> TreeReply {

@@ -3,52 +3,15 @@
 
 use super::super::shards::{Joint, Where, push_parts, record_of};
 use super::super::{Namespace, check_name, merge, records::Txn};
-use forebay_proto::acl::{self, Acl};
+use super::NewInode;
 use forebay_proto::api::{CreateArgs, SYMLINK_MAX};
-use forebay_proto::attr::{FileKind, Timestamp};
-use forebay_proto::layout::{Layout, Placement, placement_index};
+use forebay_proto::attr::FileKind;
+use forebay_proto::layout::{Layout, placement_index};
 use forebay_proto::net::servers::{MadeInode, NamesReply, Step, Wanted};
 use forebay_proto::{Caller, Entry, Errno, Ino, ObjectId, Result, ShardId};
 use forebay_store::objects::Objects;
 use forebay_store::record::{Change, InodeRecord, inode_flags};
 use std::fs::File;
-
-/// What is being made.
-pub struct NewInode<'a> {
-    /// Its type.
-    pub kind: FileKind,
-    /// Mode and umask.
-    pub args: CreateArgs,
-    /// Devices: their number.
-    pub rdev: u32,
-    /// Symbolic links: the target.
-    pub target: &'a [u8],
-    /// Make the data object now.
-    pub with_object: bool,
-    /// Open it with these flags of `open(2)`, for who gets the descriptor itself and asks for no attributes.
-    pub open_flags: Option<u32>,
-    /// Where.
-    pub place: Where,
-    /// Of a directory: where what is made in it goes, if not as in its parent.
-    pub placement: Option<Placement>,
-}
-
-impl<'a> NewInode<'a> {
-    /// Of this type, with its name, and nothing special.
-    pub fn of(kind: FileKind, args: CreateArgs) -> NewInode<'a> {
-        let place = Where::Here;
-        NewInode {
-            kind,
-            args,
-            rdev: 0,
-            target: b"",
-            with_object: false,
-            open_flags: None,
-            place,
-            placement: None,
-        }
-    }
-}
 
 /// An inode that got a name of this shard.
 #[derive(Debug)]
@@ -87,7 +50,7 @@ impl Namespace {
         }
         if new.place != Where::Here && !self.records.is_alone() {
             let layout = self.records.directory(parent)?.layout;
-            let places = self.places(&layout, (parent, name), new.kind, new.place);
+            let places = self.placement.places(&layout, (parent, name), new.kind, new.place);
             if places.first() != Some(&self.records.shard()) {
                 return self.make_elsewhere(caller, (parent, name), new, &places);
             }
@@ -110,7 +73,7 @@ impl Namespace {
             return Err(Errno::EEXIST);
         }
         let ino = txn.take_ino()?;
-        let made = self.made_inode(
+        let made = self.new_inodes.made_inode(
             caller,
             parent,
             &parent_record,
@@ -148,7 +111,7 @@ impl Namespace {
             if txn.entry(parent, name)?.is_some() {
                 return Err(Errno::EEXIST);
             }
-            self.made_inode(
+            self.new_inodes.made_inode(
                 caller,
                 parent,
                 &parent_record,
@@ -196,7 +159,7 @@ impl Namespace {
                     Err(Errno::ERESTART) => return Err(Errno::ERESTART),
                     Err(errno) => failed = errno,
                 }
-                self.pass_over(shard);
+                self.placement.pass_over(shard);
             }
         }
         Err(failed)
@@ -226,7 +189,8 @@ impl Namespace {
         let mut txn = self.records.begin(caller);
         let parent_record = txn.live_dir(parent)?;
         let ino = txn.take_ino()?;
-        let made = self.made_inode(caller, parent, &parent_record, &new, ino.0, txn.now)?;
+        let made =
+            self.new_inodes.made_inode(caller, parent, &parent_record, &new, ino.0, txn.now)?;
         self.tmpfile_made(txn, ino, &made, whole)
     }
 
@@ -241,7 +205,7 @@ impl Namespace {
             let mut txn = self.records.begin(caller);
             let ino = txn.take_ino()?;
             let first = ShardId((ino.0 % u64::from(self.stripes.server_count())) as u16);
-            let layout = self.avoid_lost(Layout { first, ..made.layout });
+            let layout = self.placement.avoid_lost(Layout { first, ..made.layout });
             let made = MadeInode { now: txn.now, layout, ..made.clone() };
             self.tmpfile_made(txn, ino, &made, false)
         })
@@ -297,21 +261,6 @@ impl Namespace {
         }
     }
 
-    /// The layout of something new, by that of its directory and its turn there. A directory's is
-    /// what new inodes in it get.
-    fn new_layout(&self, of_dir: Layout, kind: FileKind, turn: u64) -> Layout {
-        if kind != FileKind::File {
-            return of_dir;
-        }
-        let servers = self.stripes.server_count();
-        let layout = Layout {
-            stripe_count: of_dir.count_among(servers),
-            first: ShardId((turn % u64::from(servers)) as u16),
-            ..of_dir
-        };
-        self.avoid_lost(layout.of_file(servers))
-    }
-
     fn new_object(
         &self,
         ino: Ino,
@@ -328,54 +277,6 @@ impl Namespace {
         };
         record.flags |= inode_flags::HAS_OBJECT;
         Ok(Some(file))
-    }
-
-    /// What a new inode is like: owner, group of a setgid directory, umask or default ACL.
-    pub(crate) fn made_inode(
-        &self,
-        caller: &Caller,
-        parent: Ino,
-        parent_record: &InodeRecord,
-        new: &NewInode<'_>,
-        turn: u64,
-        now: Timestamp,
-    ) -> Result<MadeInode> {
-        let inherits_group = parent_record.mode & libc::S_ISGID != 0;
-        let is_dir = new.kind == FileKind::Dir;
-        let mut perm = new.args.mode & 0o7777;
-        if inherits_group && is_dir {
-            perm |= libc::S_ISGID;
-        }
-        let (mut access_acl, mut default_acl) = (None, None);
-        if new.kind == FileKind::Symlink {
-            perm = 0o777;
-        } else if parent_record.has(inode_flags::HAS_DEFAULT_ACL) {
-            let value = self.records.store().xattr(parent, acl::DEFAULT)?.unwrap_or_default();
-            if let Some(default) = Acl::parse(&value)? {
-                let (access, bits) = default.inherit(perm);
-                perm = (perm & !0o777) | bits;
-                access_acl = access.map(|access| access.to_bytes());
-                default_acl = is_dir.then_some(value);
-            }
-        } else {
-            perm &= !new.args.umask;
-        }
-        let of_dir = parent_record.layout;
-        let of_dir = Layout { placement: new.placement.unwrap_or(of_dir.placement), ..of_dir };
-        let layout = self.new_layout(of_dir, new.kind, turn);
-        Ok(MadeInode {
-            mode: new.kind.mode_bits() | perm,
-            uid: caller.uid,
-            gid: if inherits_group { parent_record.gid } else { caller.gid },
-            rdev: new.rdev,
-            parent,
-            layout,
-            now,
-            target: new.target.to_vec(),
-            access_acl,
-            default_acl,
-            with_object: new.with_object && !(layout.is_striped() && new.kind == FileKind::File),
-        })
     }
 }
 

@@ -189,7 +189,9 @@ impl Namespace {
         if self.volatile {
             return Ok(());
         }
-        self.sync_names_elsewhere(ino)?;
+        if let Some(shards) = &self.shards {
+            shards.sync_names_elsewhere(ino)?;
+        }
         self.remember_fsync(ino);
         Ok(())
     }

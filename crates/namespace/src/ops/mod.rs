@@ -13,7 +13,8 @@ mod setattr;
 mod unlink;
 mod xattr;
 
-pub use create::{Named, NewInode};
+pub use super::new_inodes::NewInode;
+pub use create::Named;
 pub(crate) use data::not_final;
 pub use layout::is_layout_xattr;
 pub use xattr::OWN as OWN_XATTRS;

@@ -1,10 +1,10 @@
 //! rename with all its cases (rename(2)): plain, over an existing name, NOREPLACE, EXCHANGE, WHITEOUT,
 //! of directories between directories. What is about other shards is in `rename_over`.
 
-use super::super::{Namespace, check_name, records::Txn};
-use super::create::NewInode;
-use crate::shards::{push_parts, record_of};
-use forebay_proto::api::{CreateArgs, rename_flags};
+use super::super::{Namespace, check_name};
+use crate::records::{Records, Txn};
+use crate::shards::{MAX_DEPTH, push_parts, record_of};
+use forebay_proto::api::rename_flags;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::MadeInode;
 use forebay_proto::{Caller, Errno, Ino, Result};
@@ -62,12 +62,12 @@ impl Namespace {
         // In one directory nothing moves into itself. (Its parents may be at other shards.)
         let other_parent = from.dir != to.dir;
         if source.kind == FileKind::Dir && other_parent {
-            self.refuse_cycle(&mut txn, source.ino, to.dir)?;
+            refuse_cycle(&self.records, &mut txn, source.ino, to.dir)?;
         }
         if flags & rename_flags::EXCHANGE != 0 {
             let target = target.ok_or(Errno::ENOENT)?;
             if target.kind == FileKind::Dir && other_parent {
-                self.refuse_cycle(&mut txn, target.ino, from.dir)?;
+                refuse_cycle(&self.records, &mut txn, target.ino, from.dir)?;
             }
             return exchange(txn, from, source, to, target);
         }
@@ -82,7 +82,7 @@ impl Namespace {
         }
         let whiteout = match flags & rename_flags::WHITEOUT {
             0 => None,
-            _ => Some(make_whiteout(&mut txn, &self.whiteout_like(caller, from.dir)?)?),
+            _ => Some(make_whiteout(&mut txn, &self.new_inodes.whiteout_like(caller, from.dir)?)?),
         };
         move_entry(&mut txn, (from, source, whiteout), to, target)?;
         txn.commit()?;
@@ -91,13 +91,24 @@ impl Namespace {
         }
         Ok(())
     }
+}
 
-    /// What a whiteout is like that a rename leaves in a directory of this shard.
-    pub(crate) fn whiteout_like(&self, caller: &Caller, dir: Ino) -> Result<MadeInode> {
-        let of_dir = self.records.directory(dir)?;
-        let new = NewInode::of(FileKind::CharDev, CreateArgs { mode: 0, umask: 0 });
-        self.made_inode(caller, dir, &of_dir, &new, 0, forebay_store::clock::stamp())
+/// EINVAL if `dir` is `moved` or lies below it, in a buffer of one shard, as part of the operation.
+fn refuse_cycle(records: &Records, txn: &mut Txn<'_>, moved: Ino, dir: Ino) -> Result<()> {
+    let mut at = dir;
+    for _ in 0..MAX_DEPTH {
+        if at == moved {
+            return Err(Errno::EINVAL);
+        }
+        if at == Ino::ROOT {
+            return Ok(());
+        }
+        at = match at == dir {
+            true => txn.get(at)?.parent,
+            false => records.inode(at)?.parent,
+        };
     }
+    Err(Errno::ELOOP)
 }
 
 /// Makes a whiteout, which gets its name in the same transaction. Nobody refers to it yet.

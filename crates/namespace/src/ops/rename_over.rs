@@ -76,7 +76,7 @@ impl Namespace {
             joint.lock_renames()?;
             for (entry, dir) in looked.moved() {
                 if entry.kind == FileKind::Dir {
-                    self.refuse_cycle_over(entry.ino, dir)?;
+                    joint.refuse_cycle(entry.ino, dir)?;
                 }
             }
         }
@@ -89,7 +89,7 @@ impl Namespace {
         let whiteout = match flags & rename_flags::WHITEOUT {
             0 => None,
             _ if from.dir.shard() == self.records.shard() => {
-                Some(self.whiteout_like(caller, from.dir)?)
+                Some(self.new_inodes.whiteout_like(caller, from.dir)?)
             }
             _ => Some(joint.whiteout_like(caller, from.dir)?),
         };

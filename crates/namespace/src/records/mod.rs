@@ -140,6 +140,12 @@ impl Records {
         Ok(())
     }
 
+    /// The same before anything else, without the reserve.
+    pub(crate) fn commit_first(&self, changes: Vec<Change>) -> Result<()> {
+        let _writer = self.writer.lock();
+        self.store.commit(Batch { changes, ..Batch::default() }).map(drop)
+    }
+
     /// The root directory of a new buffer, and its first numbers.
     pub(crate) fn put_root(&self, record: InodeRecord) -> Result<()> {
         let mut writer = self.writer.lock();

@@ -1,6 +1,6 @@
 //! What tests of several shards in one process see of a namespace, in builds with failpoints.
 
-use super::{Patience, Shards};
+use super::{Coordinator, Patience};
 use crate::Namespace;
 use forebay_proto::{Caller, Errno, Ino, Result};
 use std::cell::{Cell, RefCell};
@@ -51,7 +51,7 @@ impl Namespace {
 }
 
 impl Testing<'_> {
-    fn shards(&self) -> &Shards {
+    fn shards(&self) -> &Coordinator {
         self.0.shards.as_ref().expect("a buffer with several shards")
     }
 
@@ -63,30 +63,22 @@ impl Testing<'_> {
 
     /// Settles what the start found.
     pub fn settle_start(&self) {
-        self.0.settle_start(self.shards());
+        self.shards().settle_start();
     }
 
     /// One round of the thread that finishes intents.
     pub fn finish_round(&self) -> Result<()> {
-        self.0.finish_round(self.shards()).map(drop)
+        self.shards().finish_round().map(drop)
     }
 
     /// All shards may get new inodes again.
     pub fn pass_over_none(&self) {
-        self.shards().place.pass_over_none();
+        self.0.placement.pass_over_none();
     }
 
     /// What is not finished here.
     pub fn unfinished(&self) -> Unfinished {
-        let holds = !self.0.records.holds().is_empty();
-        let state = self.shards().state.lock();
-        Unfinished {
-            intents: state.intents.len(),
-            prepared: state.prepared.len(),
-            working: state.working.len(),
-            unsettled: state.unsettled.len(),
-            holds,
-        }
+        self.shards().unfinished()
     }
 
     /// A rename with the patience of this shard, tried again while another shard is in the way.
@@ -94,7 +86,7 @@ impl Testing<'_> {
         let mut patience = Patience::new();
         loop {
             match self.0.op_rename(&Caller::root(), from, to, 0) {
-                Err(Errno::ERESTART) => self.0.wait_for_shards(&mut patience)?,
+                Err(Errno::ERESTART) => self.0.waits.pause(&mut patience)?,
                 done => return done.map(drop),
             }
         }

@@ -24,10 +24,10 @@ impl At<'_> {
             let reply = self.names_call_once(call);
             let Answer::Failed(errno) = reply.answer else { return reply };
             if Errno(errno) == Errno::ERESTART {
-                if let Err(errno) = self.namespace().wait_for_shards(&mut patience) {
+                if let Err(errno) = self.namespace().waits().pause(&mut patience) {
                     return Reply::failed(errno);
                 }
-            } else if !self.namespace().wait_for_server(Errno(errno), &mut patience) {
+            } else if !self.namespace().waits().wait_for_server(Errno(errno), &mut patience) {
                 return reply;
             }
         }

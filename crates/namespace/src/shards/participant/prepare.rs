@@ -5,66 +5,45 @@
 //! was given up or applied meanwhile prepares nothing. Where that is not known any more, it leaves something
 //! prepared that nobody asks for: the thread (`finish`) asks what became of it.
 
-use super::records::{self, PreparedRecord};
-use super::{About, Prepared, Quiet, Shards, hold_of};
-use crate::Namespace;
+use super::{About, Participant, Quiet};
 use crate::records::Txn;
+use crate::shards::records::{self, PreparedRecord};
+use crate::shards::table::{Prepared, hold_of};
 use forebay_failpoint::step;
 use forebay_proto::acl;
 use forebay_proto::api::LINK_MAX;
 use forebay_proto::attr::FileKind;
-use forebay_proto::net::servers::{MadeInode, NamesQuestion, NamesReply, TxnId, Wanted};
-use forebay_proto::{Cookie, Errno, Ino, ObjectId, Result, ShardId};
+use forebay_proto::net::servers::{MadeInode, NamesReply, TxnId, Wanted};
+use forebay_proto::{Cookie, Errno, Ino, ObjectId, Result};
 use forebay_store::record::{Change, InodeRecord, inode_flags};
-use std::collections::BTreeSet;
-use std::time::Instant;
 
-impl Namespace {
+impl Participant {
     /// Answers `Prepare`.
-    pub(super) fn prepare(
+    pub(in crate::shards) fn prepare(
         &self,
-        shards: &Shards,
         (txn, part): (TxnId, u8),
         client: u64,
         wanted: &Wanted<'_>,
     ) -> Result<NamesReply> {
-        shards.refuse_late(txn)?;
-        if let Some(what) = shards.prepared(txn, part) {
+        self.table.refuse_late(txn)?;
+        if let Some(what) = self.table.prepared(txn, part) {
             return self.prepared_reply(what);
         }
-        let quiet = shards.recall(client, &about(wanted));
+        let quiet = self.recall(client, &about(wanted));
         step("participant: recalled");
         let reply = match wanted {
             Wanted::Make { inode, even_if_short } => {
-                if !even_if_short && self.has_almost_no_space() {
+                if !even_if_short && self.placement.has_almost_no_space() {
                     return Ok(NamesReply::Short);
                 }
-                self.reclaim.with_reclaimed(|| self.prepare_make(shards, (txn, part), inode))
+                self.reclaim.with_reclaimed(|| self.prepare_make((txn, part), inode))
             }
-            Wanted::Link(ino) => self.prepare_link(shards, (txn, part), *ino),
-            Wanted::Name { dir, name } => {
-                self.prepare_name(shards, (txn, part), (*dir, name), quiet)
-            }
-            Wanted::EmptyDir(ino) => self.prepare_empty(shards, (txn, part), *ino, quiet),
+            Wanted::Link(ino) => self.prepare_link((txn, part), *ino),
+            Wanted::Name { dir, name } => self.prepare_name((txn, part), (*dir, name), quiet),
+            Wanted::EmptyDir(ino) => self.prepare_empty((txn, part), *ino, quiet),
         };
         step("participant: prepared");
         reply
-    }
-
-    /// Waits until the names that an inode has just got at other shards are on flash there. Of all
-    /// others that is known: what was prepared for them is settled.
-    pub(crate) fn sync_names_elsewhere(&self, ino: Ino) -> Result<()> {
-        let Some(shards) = &self.shards else { return Ok(()) };
-        let is_of = |part: &Prepared| matches!(&part.what, PreparedRecord::Made(of) | PreparedRecord::Linked(of) if *of == ino);
-        let coordinators: BTreeSet<ShardId> = {
-            let state = shards.state.lock();
-            let of = state.prepared.iter().filter(|(_, parts)| parts.iter().any(is_of));
-            of.map(|(id, _)| id.shard).collect()
-        };
-        for shard in coordinators {
-            shards.ask(shard, NamesQuestion::Sync)?;
-        }
-        Ok(())
     }
 
     /// What a question that comes again is answered.
@@ -86,14 +65,13 @@ impl Namespace {
     /// Commits what a part does together with its record, and holds what it locks.
     fn commit_prepared(
         &self,
-        shards: &Shards,
         (id, part): (TxnId, u8),
         what: PreparedRecord,
         mut txn: Txn<'_>,
         quiet: Option<Quiet>,
     ) -> Result<()> {
         // Again, now that nobody else can give it up.
-        shards.refuse_late(id)?;
+        self.table.refuse_late(id)?;
         txn.push(records::put_prepared(id, part, &what)?);
         // A change that is given up frees what it took; one that removes things must go on when all
         // is full.
@@ -101,35 +79,26 @@ impl Namespace {
             txn.use_reserve();
         }
         if let Some(key) = hold_of(&what) {
-            shards.holds.take(key, id, true)?;
+            self.holds.take(key, id, true)?;
         }
-        let prepared = Prepared { part, what, since: Instant::now(), _quiet: quiet };
+        let prepared = Prepared::new(part, what, quiet);
         let mut first = false;
-        let committed = txn.commit_then(|| {
-            let mut state = shards.state.lock();
-            first = state.prepared.is_empty();
-            state.prepared.entry(id).or_default().push(prepared);
-        });
-        if committed.is_err() && shards.prepared_count(id) == 0 {
-            shards.holds.release(id);
+        let committed = txn.commit_then(|| first = self.table.note_prepared(id, prepared));
+        if committed.is_err() && self.table.prepared_count(id) == 0 {
+            self.holds.release(id);
         }
         if first {
-            shards.changed.notify_all();
+            self.table.wake();
         }
         committed.map(drop)
     }
 
-    fn prepare_make(
-        &self,
-        shards: &Shards,
-        id: (TxnId, u8),
-        made: &MadeInode,
-    ) -> Result<NamesReply> {
+    fn prepare_make(&self, id: (TxnId, u8), made: &MadeInode) -> Result<NamesReply> {
         let mut txn = self.records.begin_part();
         let ino = txn.take_ino()?;
         self.make_prepared(&mut txn, ino, made)?;
         step("participant: object made");
-        if let Err(errno) = self.commit_prepared(shards, id, PreparedRecord::Made(ino), txn, None) {
+        if let Err(errno) = self.commit_prepared(id, PreparedRecord::Made(ino), txn, None) {
             self.remove_object_of(ino, made);
             return Err(errno);
         }
@@ -163,7 +132,7 @@ impl Namespace {
         }
     }
 
-    fn prepare_link(&self, shards: &Shards, id: (TxnId, u8), ino: Ino) -> Result<NamesReply> {
+    fn prepare_link(&self, id: (TxnId, u8), ino: Ino) -> Result<NamesReply> {
         let mut txn = self.records.begin_part();
         let record = txn.get(ino)?;
         if record.kind() == FileKind::Dir {
@@ -178,7 +147,7 @@ impl Namespace {
         }
         txn.add_link(ino)?;
         let nlink = record.nlink + 1;
-        self.commit_prepared(shards, id, PreparedRecord::Linked(ino), txn, None)?;
+        self.commit_prepared(id, PreparedRecord::Linked(ino), txn, None)?;
         if had_none {
             self.refs.adopted(ino);
         }
@@ -187,7 +156,6 @@ impl Namespace {
 
     fn prepare_name(
         &self,
-        shards: &Shards,
         id: (TxnId, u8),
         (dir, name): (Ino, &[u8]),
         quiet: Option<Quiet>,
@@ -197,45 +165,17 @@ impl Namespace {
         txn.live_dir(dir)?;
         let entry = txn.entry(dir, name)?.ok_or(Errno::ENOENT)?;
         let what = PreparedRecord::Name(dir, name.to_vec());
-        self.commit_prepared(shards, id, what, txn, quiet)?;
+        self.commit_prepared(id, what, txn, quiet)?;
         Ok(NamesReply::Name(entry.ino, entry.kind))
     }
 
-    fn prepare_empty(
-        &self,
-        shards: &Shards,
-        id: (TxnId, u8),
-        ino: Ino,
-        quiet: Option<Quiet>,
-    ) -> Result<NamesReply> {
+    fn prepare_empty(&self, id: (TxnId, u8), ino: Ino, quiet: Option<Quiet>) -> Result<NamesReply> {
         let mut txn = self.records.begin_part();
         txn.is_part_of(id.0);
         txn.live_dir(ino)?;
         txn.must_be_empty(ino)?;
-        self.commit_prepared(shards, id, PreparedRecord::Dir(ino), txn, quiet)?;
+        self.commit_prepared(id, PreparedRecord::Dir(ino), txn, quiet)?;
         Ok(NamesReply::Done)
-    }
-}
-
-impl Shards {
-    /// ESTALE for a change that this shard has done, or that was given up. Nobody waits for the answer, and nothing must be
-    /// held or counted for it.
-    fn refuse_late(&self, txn: TxnId) -> Result<()> {
-        let state = self.state.lock();
-        match state.is_over(txn) || state.is_given_up(txn) || state.applied.contains(&txn) {
-            true => Err(Errno::ESTALE),
-            false => Ok(()),
-        }
-    }
-
-    fn prepared(&self, txn: TxnId, part: u8) -> Option<PreparedRecord> {
-        let state = self.state.lock();
-        let parts = state.prepared.get(&txn)?;
-        parts.iter().find(|prepared| prepared.part == part).map(|prepared| prepared.what.clone())
-    }
-
-    fn prepared_count(&self, txn: TxnId) -> usize {
-        self.state.lock().prepared.get(&txn).map_or(0, Vec::len)
     }
 }
 

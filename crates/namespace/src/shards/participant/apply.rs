@@ -1,39 +1,33 @@
 //! The participant's side after the decision: does its steps once, or undoes what it prepared.
 
-use super::records::{self, PreparedRecord};
-use super::{About, Believers, Prepared, Quiet, Shards};
-use crate::Namespace;
+use super::{About, Participant};
 use crate::records::Txn;
+use crate::shards::records::{self, PreparedRecord};
+use crate::shards::table::Prepared;
 use forebay_failpoint::step;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::{Step, TxnId};
 use forebay_proto::{Ino, Result};
 use forebay_store::record::Change;
 
-impl Namespace {
+impl Participant {
     /// Does the steps of a change that is decided, unless they are done.
-    pub(super) fn apply(
-        &self,
-        shards: &Shards,
-        id: TxnId,
-        client: u64,
-        steps: &[Step],
-    ) -> Result<()> {
-        if shards.is_applied(id) {
+    pub(in crate::shards) fn apply(&self, id: TxnId, client: u64, steps: &[Step]) -> Result<()> {
+        if self.table.is_applied(id) {
             return Ok(());
         }
         // What was prepared is quiet already: this finds nobody then.
-        let _quiet = shards.recall(client, &about(steps));
+        let _quiet = self.recall(client, &about(steps));
         let mut orphans = Vec::new();
         {
             let mut txn = self.records.begin_part();
             txn.use_reserve();
             txn.is_part_of(id);
             // Again, now that nobody else can.
-            if shards.is_applied(id) {
+            if self.table.is_applied(id) {
                 return Ok(());
             }
-            let prepared = shards.parts_of(id);
+            let prepared = self.table.parts_of(id);
             for step in steps {
                 self.apply_step(&mut txn, &prepared, step, &mut orphans)?;
             }
@@ -47,16 +41,13 @@ impl Namespace {
             // Noted before anybody else can look: there is no moment at which it is neither.
             let mut was_prepared: Option<Vec<Prepared>> = None;
             txn.commit_then(|| {
-                let mut state = shards.state.lock();
-                state.applied.insert(id);
-                was_prepared = state.prepared.remove(&id);
-                drop(state);
-                shards.holds.release(id);
+                was_prepared = self.table.applied(id);
+                self.holds.release(id);
             })?;
         }
         step("participant: applied");
         orphans.into_iter().for_each(|ino| self.reclaim.after_last_name(ino));
-        self.tell_gone(shards, client, steps);
+        self.tell_gone(client, steps);
         Ok(())
     }
 
@@ -130,8 +121,8 @@ impl Namespace {
         Ok(())
     }
 
-    fn tell_gone(&self, shards: &Shards, client: u64, steps: &[Step]) {
-        let believers = shards.believers.read().clone();
+    fn tell_gone(&self, client: u64, steps: &[Step]) {
+        let believers = self.believers.read().clone();
         let Some(believers) = believers else { return };
         for step in steps {
             if let Step::Unlink { ino, dir, name } | Step::RemoveDir { ino, dir, name } = step {
@@ -141,14 +132,14 @@ impl Namespace {
     }
 
     /// Undoes what was prepared for a change that was given up, and sees to it that nothing more is.
-    pub(super) fn abort(&self, shards: &Shards, id: TxnId) -> Result<()> {
+    pub(in crate::shards) fn abort(&self, id: TxnId) -> Result<()> {
         let mut orphans = Vec::new();
         {
             let mut txn = self.records.begin_part();
             txn.use_reserve();
             // Under the writer's lock: what is being prepared for it looks there before it commits.
-            shards.note_given_up(id);
-            let prepared = shards.parts_of(id);
+            self.table.note_given_up(id);
+            let prepared = self.table.parts_of(id);
             if prepared.is_empty() {
                 return Ok(());
             }
@@ -158,8 +149,8 @@ impl Namespace {
             }
             let mut was_prepared: Option<Vec<Prepared>> = None;
             txn.commit_then(|| {
-                was_prepared = shards.state.lock().prepared.remove(&id);
-                shards.holds.release(id);
+                was_prepared = self.table.undone(id);
+                self.holds.release(id);
             })?;
         }
         step("participant: undone");
@@ -191,49 +182,6 @@ fn set_name(
         record.nlink += 1;
     }
     Ok(())
-}
-
-impl Shards {
-    /// Also if that has been forgotten.
-    fn is_applied(&self, id: TxnId) -> bool {
-        let state = self.state.lock();
-        state.is_over(id) || state.applied.contains(&id)
-    }
-
-    fn parts_of(&self, id: TxnId) -> Vec<(u8, PreparedRecord)> {
-        let state = self.state.lock();
-        let parts = state.prepared.get(&id).map_or(&[][..], Vec::as_slice);
-        parts.iter().map(|prepared| (prepared.part, prepared.what.clone())).collect()
-    }
-
-    /// What the server that died had promised to keep still, for parts that it had prepared.
-    pub(super) fn quiet_again(&self, believers: &dyn Believers) {
-        let held: Vec<(TxnId, Vec<About>)> = {
-            let state = self.state.lock();
-            let about = |parts: &Vec<Prepared>| {
-                parts.iter().flat_map(|prepared| about_prepared(&prepared.what)).collect()
-            };
-            state.prepared.iter().map(|(id, parts)| (*id, about(parts))).collect()
-        };
-        for (id, about) in held {
-            if about.is_empty() {
-                continue;
-            }
-            let quiet: Quiet = believers.hush(&about);
-            let mut state = self.state.lock();
-            if let Some(first) = state.prepared.get_mut(&id).and_then(|parts| parts.first_mut()) {
-                first._quiet = Some(quiet);
-            }
-        }
-    }
-}
-
-fn about_prepared(what: &PreparedRecord) -> Vec<About> {
-    match what {
-        PreparedRecord::Made(_) | PreparedRecord::Linked(_) => Vec::new(),
-        PreparedRecord::Name(dir, _) => vec![About::Names(*dir), About::Attrs(*dir)],
-        PreparedRecord::Dir(ino) => vec![About::Names(*ino), About::Attrs(*ino)],
-    }
 }
 
 /// False for what was made or linked by an attempt whose answer was lost.

@@ -11,49 +11,28 @@
 //! where its inode is elsewhere and had heard of the move. Done by the thread of [`super::finish`],
 //! at a start or as soon as the server is given up; done twice it is done once.
 
-use super::Shards;
-use super::records::PreparedRecord;
-use crate::Namespace;
+use super::Coordinator;
 use forebay_failpoint::step;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::{Step, TxnId};
 use forebay_proto::{Caller, Ino, Result, ShardId};
 
-impl Shards {
-    /// True if the server of a shard will not come back.
-    pub(super) fn is_lost(&self, shard: ShardId) -> bool {
-        self.peers.is_lost(shard)
-    }
-
-    /// Names that are held for changes that a shard coordinated.
-    fn names_held_for(&self, shard: ShardId) -> Vec<(Ino, Vec<u8>)> {
-        let (first, last) = (TxnId { shard, seq: 0 }, TxnId { shard, seq: u64::MAX });
-        let state = self.state.lock();
-        let parts = state.prepared.range(first..=last).flat_map(|(_, parts)| parts);
-        let names = parts.filter_map(|part| match &part.what {
-            PreparedRecord::Name(dir, name) => Some((*dir, name.clone())),
-            _ => None,
-        });
-        names.collect()
-    }
-}
-
-impl Namespace {
+impl Coordinator {
     /// Settles, for good, all that waits for a shard that is lost.
-    pub(super) fn settle_lost(&self, shards: &Shards, shard: ShardId) -> Result<()> {
-        let held = shards.names_held_for(shard);
+    pub(in crate::shards) fn settle_lost(&self, shard: ShardId) -> Result<()> {
+        let held = self.table.names_held_for(shard);
         for (dir, name) in &held {
             // Before the name is free: who is killed here begins again with what is prepared.
             self.stay_in(dir, name)?;
         }
         step("participant: a lost coordinator's names stay");
-        let prepared = shards.prepared_for(shard);
+        let prepared = self.table.prepared_for(shard);
         for seq in &prepared {
-            self.abort(shards, TxnId { shard, seq: *seq })?;
+            self.participant.abort(TxnId { shard, seq: *seq })?;
         }
-        self.forget(shards, shard, u64::MAX)?;
-        shards.drop_untold(shard);
-        let left = shards.drop_steps_for(shard);
+        self.participant.forget(shard, u64::MAX)?;
+        self.table.drop_untold(shard);
+        let left = self.table.drop_steps_for(shard);
         if !prepared.is_empty() || left > 0 {
             tracing::warn!(
                 shard = shard.0,
@@ -69,7 +48,7 @@ impl Namespace {
     fn stay_in(&self, dir: &Ino, name: &[u8]) -> Result<()> {
         let Some(entry) = self.records.store().entry(*dir, name)? else { return Ok(()) };
         let at = entry.ino.shard();
-        if entry.kind != FileKind::Dir || self.shards.as_ref().is_some_and(|s| s.is_lost(at)) {
+        if entry.kind != FileKind::Dir || self.links.is_lost(at) {
             return Ok(());
         }
         if at == self.records.shard() {
