@@ -1,45 +1,69 @@
 //! The namespace of one shard: names, inodes, and the operations on them.
 //!
+//! Components, each with its own fields and locks; each uses those above it in the table, and none below.
+//!
+//! | component | what it owns |
+//! | --- | --- |
+//! | `records` | the store and its one writer: every batch is committed there; numbers of inodes |
+//! | `holds` | names and directories that changes over shards have locked |
+//! | `program_names` | what programs read in shared memory |
+//! | `space`, `refs`, `reclaim` | what is free; who is referenced; the queue of what is removed, and waiting for its space |
+//! | `striped` | objects of striped files, indexes of logs, what has to be done later |
+//! | `new_inodes` | what new inodes are like |
+//! | `shards` | operations over shards: links to the others, what is under way, where new inodes go |
+//! | `removal` | removing inodes for good, in a thread |
+//! | `service_state` | what people are told: fast path, grade of safety |
+//! | `attributes`, `xattrs`, `data`, `names` | the operations; of names one file for each |
+//! | `answers`, `recover`, `invalidate` | kept answers; what a start found; who hears of changes |
+//!
+//! [`Namespace`] makes them, and is what a mount calls (`FileSystem`, in `filesystem`); a mover calls a [`LocalTree`] or
+//! [`ShardedTree`] (`tree`), and sessions call the components that they need.
+//!
 //! Invariants
-//! * One writer at a time (`writer`); each operation is one batch of the store, so it is whole
+//! * One writer at a time (`records`); each operation is one batch of the store, so it is whole
 //!   or absent after any crash, in the order of the batches.
 //! * A regular file's size, data times and blocks are its object's; the inode record holds the
 //!   rest. An object exists before the record that points to it, and is removed only after the
 //!   record that gave it up is durable: a crash leaves at most unreferenced objects, which
 //!   recovery removes.
 //! * An inode without names is on the persistent orphan list until no client references it.
-//!
-//! `FileSystem` (filesystem.rs) is what a mount calls, `BufferTree` (tree.rs) what the mover
-//! calls; both go through the operations in `ops/`, one file per operation.
+//! * Lock order: the writer's lock, then one of those of `program_names`, `holds`, `refs` or the table of `shards`. No lock is
+//!   held while another server is asked, but for that of a file's index (`striped::logged`).
 
 mod answers;
+mod attributes;
+mod base;
 mod check;
+mod data;
 mod filesystem;
 mod holds;
 mod invalidate;
 mod names;
 mod new_inodes;
-mod ops;
+mod program_names;
 mod reclaim;
 mod records;
 mod recover;
 mod refs;
 mod removal;
-mod sharded_tree;
+mod service_state;
 pub mod shards;
 mod space;
-mod stripe_object;
 mod striped;
 mod tree;
-mod tree_answer;
+mod xattrs;
 
 #[cfg(test)]
 mod tests;
 
+pub use answers::Answers;
+pub use attributes::Attributes;
 pub use check::check_objects;
-pub use ops::{Named, NewInode, OWN_XATTRS, is_layout_xattr};
-pub use recover::RecoveryReport;
-pub use sharded_tree::ShardedTree;
+pub use data::FileData;
+pub use names::{Named, Names};
+pub use new_inodes::NewInode;
+pub use recover::{Recovery, RecoveryReport};
+pub use service_state::FastPath;
 pub use shards::Where;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 pub use shards::testing;
@@ -47,39 +71,30 @@ pub use striped::{
     Asked, LogWriters, LoggedFiles, Mapped, Now, Published, SIZE_UNKNOWN, StripeObjects,
     StripedFiles,
 };
+pub use tree::{LocalTree, ShardedTree};
+pub use xattrs::{OWN as OWN_XATTRS, is_layout_xattr};
 
+use base::Base;
 use forebay_interfaces::peers::Peers;
-use forebay_proto::api::{AccessTimes, NAME_MAX, Notify};
-use forebay_proto::attr::{Attr, FileKind, Timestamp};
+use forebay_proto::api::NAME_MAX;
 use forebay_proto::ids::ShardId;
 use forebay_proto::net::servers::{NamesQuestion, NamesReply};
-use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
+use forebay_proto::{Errno, Ino, Result};
 use forebay_store::metadata::NamespaceStore;
-use forebay_store::objects::{ObjectStat, Objects};
-use forebay_store::record::{InodeRecord, inode_flags};
-use holds::Holds;
-use names::{NameTable, ProgramNames};
+use forebay_store::objects::Objects;
+use invalidate::Listeners;
 use new_inodes::NewInodes;
-use parking_lot::{Mutex, RwLock};
+use program_names::ProgramNames;
 use reclaim::Reclaimer;
 use records::Records;
-use refs::Refs;
 use removal::Remover;
-use shards::{Coordinator, Joint, Placement, ShardWaits};
+use service_state::ServiceState;
+use shards::{Coordinator, Placement, ShardLinks, ShardWaits};
 use space::Space;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
-use striped::{Indexes, Keep, Parts, Upkeep};
-
-/// Preferred I/O size told to programs.
-const BLKSIZE_BYTES: u32 = forebay_preload_wire::names::BLKSIZE_BYTES;
-/// Files whose last fsync is remembered, for telling the grade of safety reached.
-const MAX_REMEMBERED_FSYNCS: usize = 65_536;
-/// How often a name is looked up whose inode is gone each time.
-const MAX_LOOKUPS: u32 = 16;
-
-/// Why opens do not go by passthrough, or that they do; set once by who mounts.
-pub type FastPath = std::result::Result<(), String>;
+use striped::{Indexes, Keep, Upkeep};
+use xattrs::Xattrs;
 
 /// The namespace of one shard and the objects of its files.
 pub struct Namespace {
@@ -88,30 +103,26 @@ pub struct Namespace {
     objects: Arc<Objects>,
     /// The other shards; `None` for a buffer that has one.
     shards: Option<Arc<Coordinator>>,
-    waits: ShardWaits,
+    waits: Arc<ShardWaits>,
     placement: Arc<Placement>,
     new_inodes: Arc<NewInodes>,
     space: Arc<Space>,
-    refs: Arc<Refs>,
     reclaim: Arc<Reclaimer>,
     /// What programs read in shared memory.
     programs: Arc<ProgramNames>,
-    notify: RwLock<Option<Arc<dyn Notify>>>,
-    volatile: bool,
-    fast_path: RwLock<FastPath>,
-    fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
-    hold_orphans: bool,
     stripes: Arc<StripeObjects>,
     striped: Arc<StripedFiles>,
     logs: Arc<LoggedFiles>,
     keep: Arc<Keep>,
     removal: Arc<Remover>,
-    /// Inodes without names that are kept for clients of the last server.
-    held_orphans: Mutex<Vec<Ino>>,
-    /// Files that the start found without their data.
-    made_empty: Mutex<HashSet<Ino>>,
-    /// When listings store access times.
-    access_times_of_dirs: RwLock<AccessTimes>,
+    state: Arc<ServiceState>,
+    attrs: Arc<Attributes>,
+    xattrs: Arc<Xattrs>,
+    names: Arc<Names>,
+    data: Arc<FileData>,
+    answers: Answers,
+    recovery: Recovery,
+    listeners: Arc<Listeners>,
 }
 
 /// Facts about the buffer that the namespace needs.
@@ -146,112 +157,68 @@ impl Namespace {
         options: NamespaceOptions,
         recover: bool,
     ) -> Result<(Arc<Namespace>, RecoveryReport)> {
+        let links = options.peers.clone().and_then(shards::links);
+        let space = (options.capacity_bytes, options.volatile);
+        let base = Base::open(store, objects, (options.shard, links.is_none()), space)?;
+        let root = (options.root_uid, options.root_gid, options.log);
         let shard = options.shard;
-        let holds = Arc::new(Holds::default());
-        let links = options.peers.and_then(shards::links);
-        let table = Arc::new(NameTable::default());
-        let is_alone = links.is_none();
-        let records =
-            Records::open(store, (shard, is_alone), Arc::clone(&table), Arc::clone(&holds))?;
-        let records = Arc::new(records);
-        let space = Space::new(Arc::clone(&objects), Arc::clone(&records), options.capacity_bytes);
-        let (space, refs) = (Arc::new(space), Arc::new(Refs::new()));
-        let reclaim = Reclaimer::new(Arc::clone(&refs), Arc::clone(&objects), Arc::clone(&space));
-        let reclaim = Arc::new(reclaim);
-        let programs = ProgramNames::new(
-            table,
-            Arc::clone(&records),
-            Arc::clone(&objects),
-            Arc::clone(&reclaim),
-        );
-        let programs = Arc::new(programs);
-        let volatile = options.volatile;
+        let namespace = Arc::new(Namespace::over(&base, links, options.hold_orphans)?);
+        let recovery = &namespace.recovery;
+        if shard == Ino::ROOT.shard() && base.records.store().inode(Ino::ROOT)?.is_none() {
+            recovery.make_root(root)?;
+        }
+        let report = recovery.recover(recover)?;
+        let programs = Arc::clone(&base.programs);
+        Arc::clone(&namespace.removal).start(&base.reclaim, base.space, programs)?;
+        Ok((namespace, report))
+    }
+
+    /// All components, from the lowest to the highest.
+    fn over(base: &Base, links: Option<Arc<ShardLinks>>, hold_orphans: bool) -> Result<Namespace> {
         let keep = Arc::new(Keep::new());
-        let indexes = Arc::new(Indexes::new(
-            Arc::clone(&records),
-            Arc::clone(&objects),
-            Arc::clone(&reclaim),
-            volatile,
-        ));
-        let stripes = Arc::new(StripeObjects::new(Parts {
-            records: Arc::clone(&records),
-            objects: Arc::clone(&objects),
-            reclaim: Arc::clone(&reclaim),
-            keep: Arc::clone(&keep),
-            indexes: Arc::clone(&indexes),
-        }));
-        let logs = Arc::new(LoggedFiles::new(
-            (Arc::clone(&records), Arc::clone(&objects), Arc::clone(&space)),
-            (Arc::clone(&stripes), Arc::clone(&keep), indexes),
-            volatile,
-        ));
-        let striped = Arc::new(StripedFiles::new(
-            Arc::clone(&records),
-            (Arc::clone(&stripes), Arc::clone(&logs), Arc::clone(&keep)),
-            volatile,
-        ));
-        let placement = Placement::new(shard, links.clone(), Arc::clone(&space));
-        let placement = Arc::new(placement);
-        let new_inodes = Arc::new(NewInodes::new(
-            Arc::clone(&records),
-            Arc::clone(&stripes),
-            Arc::clone(&placement),
-        ));
-        let waits = ShardWaits::new(Arc::clone(&holds), links.clone());
-        let load = |links| {
-            shards::Coordinator::load(shards::Parts {
-                records: Arc::clone(&records),
-                objects: Arc::clone(&objects),
-                refs: Arc::clone(&refs),
-                reclaim: Arc::clone(&reclaim),
-                placement: Arc::clone(&placement),
-                new_inodes: Arc::clone(&new_inodes),
-                holds,
-                links,
-                volatile,
-            })
-        };
+        let indexes = Arc::new(Indexes::new(base));
+        let stripes = Arc::new(StripeObjects::new(base, &keep, &indexes));
+        let logs = Arc::new(LoggedFiles::new(base, &stripes, &keep, &indexes));
+        let striped = Arc::new(StripedFiles::new(base, &stripes, &logs, &keep));
+        let placement = Arc::new(Placement::new(base, links.clone()));
+        let new_inodes = Arc::new(NewInodes::new(base, &stripes, &placement));
+        let waits = Arc::new(ShardWaits::new(Arc::clone(&base.holds), links.clone()));
+        let load = |links| Coordinator::load(base, links, &placement, &new_inodes);
         let shards = links.map(load).transpose()?.map(Arc::new);
-        let removal = Arc::new(Remover::new(
-            (Arc::clone(&records), Arc::clone(&objects)),
-            Arc::clone(&striped),
-            volatile,
-        ));
-        let namespace = Arc::new(Namespace {
+        let removal = Arc::new(Remover::new(base, &striped));
+        let state = Arc::new(ServiceState::new(base.volatile));
+        let attrs = Arc::new(Attributes::new(base, &striped));
+        let xattrs = Arc::new(Xattrs::new(base, &stripes, &striped, &attrs, &state));
+        let data = Arc::new(FileData::new(base, (&stripes, &striped), &attrs, &state, &shards));
+        let where_to = (&placement, &new_inodes);
+        let names = Arc::new(Names::new(base, &stripes, &attrs, where_to, &shards));
+        let answers = Answers::new(base, &keep, &attrs, &data);
+        let recovery = Recovery::new(base, &removal, &keep, hold_orphans);
+        let listeners = Arc::new(Listeners::new(Arc::clone(&base.refs)));
+        Ok(Namespace {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            space: Arc::clone(&base.space),
+            reclaim: Arc::clone(&base.reclaim),
+            programs: Arc::clone(&base.programs),
             shards,
             waits,
             placement,
             new_inodes,
-            records,
-            objects,
-            access_times_of_dirs: RwLock::default(),
-            programs,
-            space,
-            refs,
-            reclaim,
-            notify: RwLock::new(None),
-            volatile: options.volatile,
-            fast_path: RwLock::new(Err("not mounted".into())),
-            fsynced: Mutex::new(HashMap::new()),
-            hold_orphans: options.hold_orphans,
             stripes,
             striped,
             logs,
             keep,
             removal,
-            held_orphans: Mutex::default(),
-            made_empty: Mutex::default(),
-        });
-        if shard == Ino::ROOT.shard() && namespace.records.store().inode(Ino::ROOT)?.is_none() {
-            namespace.make_root(options.root_uid, options.root_gid, options.log)?;
-        }
-        let report = namespace.recover(recover)?;
-        Arc::clone(&namespace.removal).start(
-            &namespace.reclaim,
-            Arc::clone(&namespace.space),
-            Arc::clone(&namespace.programs),
-        )?;
-        Ok((namespace, report))
+            state,
+            attrs,
+            xattrs,
+            data,
+            answers,
+            recovery,
+            listeners,
+            names,
+        })
     }
 
     /// Stops background work. All acknowledged operations are in the store's log already.
@@ -269,14 +236,8 @@ impl Namespace {
     /// asked; without it the buffer has one server.
     pub fn join_servers(&self, peers: Arc<dyn Peers>) -> Result<()> {
         self.stripes.join(peers)?;
-        let upkeep = Upkeep {
-            keep: Arc::clone(&self.keep),
-            objects: Arc::clone(&self.objects),
-            stripes: Arc::clone(&self.stripes),
-            striped: Arc::clone(&self.striped),
-            logs: Arc::clone(&self.logs),
-            removal: Arc::clone(&self.removal),
-        };
+        let (objects, files) = ((&self.objects, &self.stripes), (&self.striped, &self.logs));
+        let upkeep = Upkeep::new(&self.keep, objects, files, &self.removal);
         upkeep.start(self.records.shard())
     }
 
@@ -306,12 +267,6 @@ impl Namespace {
         &self.waits
     }
 
-    /// Begins an operation over shards. EIO in a buffer that has one: an inode number that it cannot
-    /// have was on record.
-    pub(crate) fn joint(&self, caller: &Caller) -> Result<Joint<'_>> {
-        self.shards.as_ref().ok_or(Errno::EIO)?.joint(caller)
-    }
-
     /// Objects of striped files, here and at other servers.
     pub fn stripes(&self) -> &StripeObjects {
         &self.stripes
@@ -329,17 +284,47 @@ impl Namespace {
 
     /// Says whether opens go by passthrough, and if not why.
     pub fn set_fast_path(&self, fast_path: FastPath) {
-        *self.fast_path.write() = fast_path;
+        self.state.set_fast_path(fast_path);
     }
 
     /// Whether opens go by passthrough, and if not why.
     pub fn fast_path(&self) -> FastPath {
-        self.fast_path.read().clone()
+        self.state.fast_path()
     }
 
     /// True if the grade "on flash" cannot be reached.
     pub fn is_volatile(&self) -> bool {
-        self.volatile
+        self.state.is_volatile()
+    }
+
+    /// Names.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Attributes of inodes.
+    pub fn attrs(&self) -> &Attributes {
+        &self.attrs
+    }
+
+    /// What is in regular files.
+    pub fn data(&self) -> &FileData {
+        &self.data
+    }
+
+    /// Answers that are kept for clients on the net.
+    pub fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    /// What the start found.
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// Files whose object this start made, since it was missing. Handed out once.
+    pub fn take_made_empty(&self) -> HashSet<Ino> {
+        self.recovery.take_made_empty()
     }
 
     /// Which part of the buffer's namespace this is.
@@ -357,70 +342,15 @@ impl Namespace {
         &self.objects
     }
 
-    /// What was done to the object of a whole file. One that is not there although the file's record
-    /// says so is lost: EIO, and told.
+    /// What was done to the object of a whole file, for a cache, which uses objects directly. One that is not there
+    /// although the file's record says so is lost: EIO, and told.
     pub fn on_object<T>(&self, ino: Ino, done: Result<T>) -> Result<T> {
-        match done {
-            Err(Errno::ENOENT) => Err(self.why_no_object(ino)),
-            other => other,
-        }
-    }
-
-    /// Asked after the object was found missing: a file that goes loses its record first.
-    fn why_no_object(&self, ino: Ino) -> Errno {
-        match self.records.inode(ino) {
-            Ok(record) if record.has(inode_flags::HAS_OBJECT) && !record.is_striped() => {
-                self.objects.missing(ObjectId::whole(ino))
-            }
-            Ok(_) => Errno::ENOENT,
-            Err(errno) => errno,
-        }
+        self.attrs.on_object(ino, done)
     }
 
     /// What is wrong with what is on flash, in words: it was removed, or could not be written.
     pub fn fault(&self) -> Option<String> {
         self.records.store().fault().or_else(|| self.objects.fault())
-    }
-
-    /// The attributes shown for a record.
-    fn attr_of(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
-        if record.is_striped() {
-            return self.striped.attr(ino, record);
-        }
-        let object = match record.has(inode_flags::HAS_OBJECT) {
-            true => Some(self.on_object(ino, self.objects.stat(ObjectId::whole(ino)))?),
-            false => None,
-        };
-        Ok(merge(ino, record, object))
-    }
-
-    /// Attributes of what a name leads to: exact, but for a striped file of which a server is away, and
-    /// for one whose data is lost ([`SIZE_UNKNOWN`]): their names can be removed.
-    fn attr_of_entry(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
-        match record.is_striped() {
-            true => self.striped.entry_attr(ino, record),
-            false => match self.attr_of(ino, record) {
-                Err(Errno::EIO) if record.has(inode_flags::HAS_OBJECT) => {
-                    Ok(Attr { blksize_bytes: SIZE_UNKNOWN, ..merge(ino, record, None) })
-                }
-                known => known,
-            },
-        }
-    }
-
-    /// The same by number.
-    pub fn entry_attributes(&self, ino: Ino) -> Result<Attr> {
-        self.attr_of_entry(ino, &self.records.inode(ino)?)
-    }
-
-    /// Exact attributes by number.
-    pub fn attributes(&self, ino: Ino) -> Result<Attr> {
-        self.attr_of(ino, &self.records.inode(ino)?)
-    }
-
-    /// Layout of a file.
-    pub fn layout(&self, ino: Ino) -> Result<forebay_proto::layout::Layout> {
-        Ok(self.records.inode(ino)?.layout)
     }
 
     /// `(used, capacity)` bytes of data.
@@ -449,63 +379,10 @@ impl Namespace {
         self.space.set_capacity(bytes);
     }
 
-    /// The grade of safety that a file has reached: `written` or `on flash`.
-    pub fn grade(&self, attr: &Attr) -> &'static str {
-        let synced = self.fsynced.lock().get(&attr.ino).copied();
-        match synced {
-            Some(times) if !self.volatile && times == (attr.mtime, attr.ctime) => "on flash",
-            _ => "written",
-        }
-    }
-
-    fn remember_fsync(&self, ino: Ino) {
-        if let Ok(attr) = self.attributes(ino) {
-            let mut fsynced = self.fsynced.lock();
-            if fsynced.len() >= MAX_REMEMBERED_FSYNCS {
-                fsynced.clear();
-            }
-            fsynced.insert(ino, (attr.mtime, attr.ctime));
-        }
-    }
-
     /// Number of operations that changed the namespace since the start.
     pub fn commit_count(&self) -> u64 {
         self.records.commit_count()
     }
-}
-
-/// Record and object as `stat` shows them.
-fn merge(ino: Ino, record: &InodeRecord, object: Option<ObjectStat>) -> Attr {
-    let mut attr = Attr {
-        ino,
-        size_bytes: record.size,
-        blocks_512: 0,
-        atime: record.atime,
-        mtime: record.mtime,
-        ctime: record.ctime,
-        btime: record.btime,
-        mode: record.mode,
-        nlink: record.nlink,
-        uid: record.uid,
-        gid: record.gid,
-        rdev: record.rdev,
-        blksize_bytes: BLKSIZE_BYTES,
-    };
-    if let Some(object) = object {
-        attr.size_bytes = object.size_bytes;
-        attr.blocks_512 = object.blocks_512;
-        attr.atime = object.atime;
-        attr.mtime = object.mtime;
-        if attr.ctime > object.ctime {
-            forebay_store::clock::shown(attr.ctime);
-        }
-        attr.ctime = attr.ctime.max(object.ctime);
-    }
-    if record.kind() == FileKind::Dir {
-        // As on tmpfs: a size that grows with the entries and takes no blocks.
-        attr.size_bytes = record.size * 20;
-    }
-    attr
 }
 
 /// ENAMETOOLONG, or EINVAL for what can be no name.

@@ -2,6 +2,7 @@
 //!
 //! Asked by the operations that make inodes, and by other shards for whiteouts and files that are made for a directory here.
 
+use super::base::Base;
 use super::records::Records;
 use super::shards::{Placement, Where};
 use super::striped::StripeObjects;
@@ -61,11 +62,15 @@ pub(crate) struct NewInodes {
 impl NewInodes {
     /// For directories among these records.
     pub(crate) fn new(
-        records: Arc<Records>,
-        stripes: Arc<StripeObjects>,
-        placement: Arc<Placement>,
+        base: &Base,
+        stripes: &Arc<StripeObjects>,
+        placement: &Arc<Placement>,
     ) -> NewInodes {
-        NewInodes { records, stripes, placement }
+        NewInodes {
+            records: Arc::clone(&base.records),
+            stripes: Arc::clone(stripes),
+            placement: Arc::clone(placement),
+        }
     }
 
     /// What a new inode is like: owner, group of a setgid directory, umask or default ACL.

@@ -5,13 +5,20 @@
 //! a record (killed between the two steps of a create) are removed. After a power cut also:
 //! a record may be durable while its never fsynced object is not; such a file is empty.
 
-use super::Namespace;
+use super::base::Base;
+use super::reclaim::Reclaimer;
+use super::records::Records;
+use super::refs::Refs;
+use super::removal::Remover;
+use super::striped::Keep;
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::{Layout, Logs};
 use forebay_proto::{Cookie, Ino, ObjectId, Result};
-use forebay_store::objects::COMPANION;
+use forebay_store::objects::{COMPANION, Objects};
 use forebay_store::record::{InodeRecord, inode_flags};
+use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// What recovery found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,9 +33,44 @@ pub struct RecoveryReport {
     pub empty_objects_made: u64,
 }
 
-impl Namespace {
+/// What the start found, and did not end.
+pub struct Recovery {
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    refs: Arc<Refs>,
+    reclaim: Arc<Reclaimer>,
+    removal: Arc<Remover>,
+    keep: Arc<Keep>,
+    hold_orphans: bool,
+    /// Inodes without names that are kept for clients of the last server.
+    held_orphans: Mutex<Vec<Ino>>,
+    /// Files that the start found without their data.
+    made_empty: Mutex<HashSet<Ino>>,
+}
+
+impl Recovery {
+    /// Nothing is done yet. `hold_orphans`: clients of the last server may have inodes without names open.
+    pub(crate) fn new(
+        base: &Base,
+        removal: &Arc<Remover>,
+        keep: &Arc<Keep>,
+        hold_orphans: bool,
+    ) -> Recovery {
+        Recovery {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            refs: Arc::clone(&base.refs),
+            reclaim: Arc::clone(&base.reclaim),
+            removal: Arc::clone(removal),
+            keep: Arc::clone(keep),
+            hold_orphans,
+            held_orphans: Mutex::default(),
+            made_empty: Mutex::default(),
+        }
+    }
+
     /// Makes the root directory of a new buffer.
-    pub(super) fn make_root(&self, uid: u32, gid: u32, logs: Logs) -> Result<()> {
+    pub(super) fn make_root(&self, (uid, gid, logs): (u32, u32, Logs)) -> Result<()> {
         let now = forebay_store::clock::stamp();
         let record = InodeRecord {
             mode: libc::S_IFDIR | 0o755,
@@ -138,7 +180,7 @@ impl Namespace {
 
     /// Files whose object this start made, since it was missing: who keeps more about a file than the namespace can
     /// tell what a power cut may take from what somebody removed. Handed out once.
-    pub fn take_made_empty(&self) -> HashSet<Ino> {
+    pub(crate) fn take_made_empty(&self) -> HashSet<Ino> {
         std::mem::take(&mut *self.made_empty.lock())
     }
 }

@@ -4,7 +4,8 @@
 //! On flash that survives a power cut, the object goes only after the records up to the
 //! reclaim's are durable: else a power cut could bring the name back without its data.
 
-use super::names::ProgramNames;
+use super::base::Base;
+use super::program_names::ProgramNames;
 use super::reclaim::Reclaimer;
 use super::records::Records;
 use super::space::Space;
@@ -23,13 +24,14 @@ pub(crate) struct Remover {
 }
 
 impl Remover {
-    /// Of these records and their objects. `volatile`: nothing survives a power cut anyway.
-    pub(crate) fn new(
-        (records, objects): (Arc<Records>, Arc<Objects>),
-        striped: Arc<StripedFiles>,
-        volatile: bool,
-    ) -> Remover {
-        Remover { records, objects, striped, volatile }
+    /// Of these records and their objects.
+    pub(crate) fn new(base: &Base, striped: &Arc<StripedFiles>) -> Remover {
+        Remover {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            striped: Arc::clone(striped),
+            volatile: base.volatile,
+        }
     }
 
     /// The striped files without names among these.

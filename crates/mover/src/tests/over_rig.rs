@@ -116,7 +116,7 @@ pub fn answer(
         Question::Tree { asked, .. } => {
             let asked = frame::decode_borrowed(asked).map_err(|_| Errno::EPROTO)?;
             let mut body = Vec::new();
-            frame::encode(&server.namespace.answer_tree(&asked), &mut body).unwrap();
+            frame::encode(&server.namespace.tree().answer(&asked), &mut body).unwrap();
             Ok(Reply::Tree(body))
         }
         Question::Pool(_) | Question::Cache { .. } => Err(Errno::EPROTO),

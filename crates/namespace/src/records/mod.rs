@@ -17,7 +17,7 @@ mod txn;
 pub(crate) use txn::Txn;
 
 use crate::holds::Holds;
-use crate::names::NameTable;
+use crate::program_names::NameTable;
 use forebay_proto::attr::FileKind;
 use forebay_proto::ids::{INO_SHARD_SHIFT, ShardId};
 use forebay_proto::{Errno, Ino, RequestId, Result};

@@ -1,7 +1,7 @@
 //! One operation in the making: inode records read once, changed in place, written once.
 //!
 //! Invariant: a `Txn` exists only under the writer's lock, so what it read stays true until it
-//! is committed. Begun by the operations (`ops`) and by changes over shards (`shards`).
+//! is committed. Begun by the operations and by changes over shards (`shards`).
 
 use super::{INO_CHUNK, Records, Writer};
 use crate::holds::HoldKey;

@@ -18,7 +18,7 @@
 //! * Lock order: the writer's lock, then the table's, then nothing. No lock is held while another shard
 //!   is asked, but for the order locks of sessions; nobody waits for those to answer a question.
 //!
-//! Called by `ops` where something is at another shard, and by sessions for the questions of other shards.
+//! Called by `names` where something is at another shard, and by sessions for the questions of other shards.
 
 mod coordinator;
 mod links;
@@ -39,14 +39,8 @@ pub(crate) use place::Placement;
 pub use place::Where;
 pub(crate) use renames::MAX_DEPTH;
 
-use crate::holds::Holds;
-use crate::new_inodes::NewInodes;
-use crate::reclaim::Reclaimer;
-use crate::records::Records;
-use crate::refs::Refs;
 use forebay_interfaces::peers::Peers;
 use forebay_proto::Ino;
-use forebay_store::objects::Objects;
 use std::sync::Arc;
 
 /// What others may believe, and must not any more.
@@ -69,20 +63,6 @@ pub trait Believers: Send + Sync {
     fn hush(&self, about: &[About]) -> Quiet;
     /// A name of `ino` has gone.
     fn name_gone(&self, client: u64, ino: Ino, dir: Ino, name: &[u8]);
-}
-
-/// What other components have for the operations over shards.
-pub(crate) struct Parts {
-    pub(crate) records: Arc<Records>,
-    pub(crate) objects: Arc<Objects>,
-    pub(crate) refs: Arc<Refs>,
-    pub(crate) reclaim: Arc<Reclaimer>,
-    pub(crate) placement: Arc<Placement>,
-    pub(crate) new_inodes: Arc<NewInodes>,
-    pub(crate) holds: Arc<Holds>,
-    pub(crate) links: Arc<ShardLinks>,
-    /// Nothing survives a power cut anyway.
-    pub(crate) volatile: bool,
 }
 
 /// The other shards; `None` if there is only one.

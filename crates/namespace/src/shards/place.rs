@@ -1,6 +1,7 @@
 //! Where a new inode goes: `forebay_policy::placement` decides it, from what this shard knows of the others.
 
 use super::links::ShardLinks;
+use crate::base::Base;
 use crate::space::Space;
 use forebay_policy::placement::{self, PassedOver};
 use forebay_policy::{Moment, Origin};
@@ -30,16 +31,12 @@ pub(crate) struct Placement {
 
 impl Placement {
     /// Among the shards of `links`.
-    pub(crate) fn new(
-        mine: ShardId,
-        links: Option<Arc<ShardLinks>>,
-        space: Arc<Space>,
-    ) -> Placement {
+    pub(crate) fn new(base: &Base, links: Option<Arc<ShardLinks>>) -> Placement {
         let count = links.as_ref().map_or(1, |links| links.count());
         Placement {
-            mine,
+            mine: base.records.shard(),
             links,
-            space,
+            space: Arc::clone(&base.space),
             passed_over: Mutex::new(PassedOver::new(count)),
             own: Mutex::new(None),
             origin: Origin::new(Instant::now()),

@@ -85,7 +85,7 @@ impl Testing<'_> {
     pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Result<()> {
         let mut patience = Patience::new();
         loop {
-            match self.0.op_rename(&Caller::root(), from, to, 0) {
+            match self.0.names.rename(&Caller::root(), from, to, 0) {
                 Err(Errno::ERESTART) => self.0.waits.pause(&mut patience)?,
                 done => return done.map(drop),
             }

@@ -11,7 +11,8 @@
 use super::keep::{Keep, Unsettled};
 use super::logged::{LogStat, LoggedFiles, Mapped, Now, Published, ctime_of_index};
 use super::stripes::{StripeObjects, facts_in};
-use crate::merge;
+use crate::attributes::merge;
+use crate::base::Base;
 use crate::records::Records;
 use forebay_log::Extent;
 use forebay_log::extents::gaps;
@@ -86,13 +87,21 @@ pub struct StripedFiles {
 }
 
 impl StripedFiles {
-    /// Files of these records. `volatile`: nothing survives a power cut anyway.
+    /// Files of these records.
     pub(crate) fn new(
-        records: Arc<Records>,
-        (stripes, logs, keep): (Arc<StripeObjects>, Arc<LoggedFiles>, Arc<Keep>),
-        volatile: bool,
+        base: &Base,
+        stripes: &Arc<StripeObjects>,
+        logs: &Arc<LoggedFiles>,
+        keep: &Arc<Keep>,
     ) -> StripedFiles {
-        StripedFiles { records, stripes, logs, keep, volatile }
+        let records = Arc::clone(&base.records);
+        StripedFiles {
+            records,
+            stripes: Arc::clone(stripes),
+            logs: Arc::clone(logs),
+            keep: Arc::clone(keep),
+            volatile: base.volatile,
+        }
     }
 
     /// Attributes, exact: all objects are asked.

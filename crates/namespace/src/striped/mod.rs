@@ -17,7 +17,7 @@
 //! * No lock of the namespace is held while another server is asked; answering a question takes
 //!   no lock that is held while asking. So servers never wait for each other in a circle.
 //!
-//! Called by `ops`, `removal`, `recover`, and by `session` for the mounts' calls on objects.
+//! Called by `data`, `attributes`, `removal`, `recover`, and by `session` for the mounts' calls on objects.
 
 mod file;
 mod keep;
@@ -31,6 +31,5 @@ pub use file::{SIZE_UNKNOWN, StripedFiles};
 pub(crate) use keep::Keep;
 pub(crate) use logged::Indexes;
 pub use logged::{Asked, LogWriters, LoggedFiles, Mapped, Now, Published};
-pub(crate) use stripes::Parts;
 pub use stripes::StripeObjects;
 pub(crate) use upkeep::Upkeep;

@@ -79,7 +79,7 @@ impl Rig {
     pub(super) fn start(&self, shard: u16, unclean: bool) {
         let dir = self.dir.path().join(shard.to_string());
         let namespace = open(&dir, ShardId(shard), self.capacity, unclean);
-        namespace.settle_answers().unwrap();
+        namespace.answers().settle().unwrap();
         let net = Arc::clone(&self.net);
         let peers = asking(ShardId(shard), self.count, 5, move |to, question, payload, room| {
             net.ask(to, question, payload, room)
@@ -163,7 +163,7 @@ pub(super) fn wait_until(done: impl Fn() -> bool) {
 
 /// Writes as a mount does: each object at its own server.
 fn write_direct(rig: &Rig, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-    let layout = rig.at(0).layout(ino).unwrap();
+    let layout = rig.at(0).attrs().layout(ino).unwrap();
     for part in layout.parts(offset, data.len() as u64) {
         let mut bytes = Vec::new();
         for run in layout.runs(part) {
@@ -363,7 +363,7 @@ fn what_a_kill_interrupted_is_done_once() {
     write_direct(&rig, ino, 0, &[1; 3 * STRIPE as usize]).unwrap();
     let at = 3 * STRIPE;
     let who = |seq| Caller { request: RequestId { client: 9, seq }, ..Caller::root() };
-    let note = |seq, what| rig.at(0).note_answer(&who(seq), what).unwrap();
+    let note = |seq, what| rig.at(0).answers().note(&who(seq), what).unwrap();
     let count = 2 * STRIPE as u32;
     let appending = Answered::Appending { ino, at, count, alone: true };
     // Half of the append is there, and server 1 is away when server 0 starts again.
@@ -407,7 +407,7 @@ fn a_change_whose_answer_was_lost_does_not_come_late() {
     assert_eq!(resize(&rig.at(0), ino, 0), Ok(0));
     use forebay_proto::net::servers::{ChangeOrder, ObjectChange, ObjectsQuestion};
     write_direct(&rig, ino, 0, &[3; 2 * STRIPE as usize]).unwrap();
-    let stripe = rig.at(0).layout(ino).unwrap().stripe_on(ShardId(1), 2).unwrap();
+    let stripe = rig.at(0).attrs().layout(ino).unwrap().stripe_on(ShardId(1), 2).unwrap();
     let change =
         ObjectChange::Truncate { object: ObjectId { ino, stripe }, size_bytes: 0, at_most: true };
     let late = ObjectsQuestion::Change { order: ChangeOrder { start: 1, number: 0 }, change };

@@ -23,15 +23,32 @@ const SWEEP_BATCH: usize = 1024;
 
 /// What the thread works with.
 pub(crate) struct Upkeep {
-    pub(crate) keep: Arc<Keep>,
-    pub(crate) objects: Arc<Objects>,
-    pub(crate) stripes: Arc<StripeObjects>,
-    pub(crate) striped: Arc<StripedFiles>,
-    pub(crate) logs: Arc<LoggedFiles>,
-    pub(crate) removal: Arc<Remover>,
+    keep: Arc<Keep>,
+    objects: Arc<Objects>,
+    stripes: Arc<StripeObjects>,
+    striped: Arc<StripedFiles>,
+    logs: Arc<LoggedFiles>,
+    removal: Arc<Remover>,
 }
 
 impl Upkeep {
+    /// Of what `keep` lists.
+    pub(crate) fn new(
+        keep: &Arc<Keep>,
+        (objects, stripes): (&Arc<Objects>, &Arc<StripeObjects>),
+        (striped, logs): (&Arc<StripedFiles>, &Arc<LoggedFiles>),
+        removal: &Arc<Remover>,
+    ) -> Upkeep {
+        Upkeep {
+            keep: Arc::clone(keep),
+            objects: Arc::clone(objects),
+            stripes: Arc::clone(stripes),
+            striped: Arc::clone(striped),
+            logs: Arc::clone(logs),
+            removal: Arc::clone(removal),
+        }
+    }
+
     /// Starts the thread of the server of shard `mine`.
     pub(crate) fn start(self, mine: ShardId) -> Result<()> {
         let others = (0..self.stripes.server_count()).map(ShardId).filter(move |s| *s != mine);

@@ -53,7 +53,7 @@ impl Sessions {
             placement: Some(Placement::Local),
             ..NewInode::of(FileKind::Dir, args)
         };
-        match namespace.waits().again(|| namespace.op_make(&owner, Ino::ROOT, name, &new)) {
+        match namespace.waits().again(|| namespace.names().make(&owner, Ino::ROOT, name, &new)) {
             // Another mount of the node was faster.
             Err(Errno::EEXIST) => self.root_named(name)?.ok_or(Errno::ESTALE),
             Err(errno) => Err(errno),

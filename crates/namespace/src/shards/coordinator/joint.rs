@@ -1,6 +1,6 @@
 //! The coordinator's side of one operation over shards, from its number to its effects.
 //!
-//! Made by the operations in `ops/` when something they are about is at another shard. Dropped
+//! Made by the operations on `names` when something they are about is at another shard. Dropped
 //! without being decided it is given up: what was prepared is undone, what was held is free again.
 //! To be dropped after the `Txn` that decides it, since it asks other shards.
 

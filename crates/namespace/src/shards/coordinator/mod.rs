@@ -7,7 +7,7 @@
 //! | `lost` | what is left to settle with servers that are gone for good |
 //! | `asked` | questions of other shards |
 //!
-//! Called by `ops` where something is at another shard, and by the namespace at its start and end.
+//! Called by `names` where something is at another shard, and by the namespace at its start and end.
 
 mod asked;
 mod finish;
@@ -23,7 +23,8 @@ use super::renames::Renames;
 use super::table::TxnTable;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 use super::testing::Unfinished;
-use super::{Believers, Parts};
+use super::{Believers, Placement};
+use crate::base::Base;
 use crate::holds::Holds;
 use crate::new_inodes::NewInodes;
 use crate::records::Records;
@@ -49,26 +50,30 @@ pub(crate) struct Coordinator {
 
 impl Coordinator {
     /// With what the store has of them.
-    pub(crate) fn load(parts: Parts) -> Result<Coordinator> {
-        let count = parts.links.count();
-        let (mine, store) = (parts.links.mine(), parts.records.store());
-        let (table, counted) = TxnTable::load((mine, count), store, &parts.holds)?;
+    pub(crate) fn load(
+        base: &Base,
+        links: Arc<ShardLinks>,
+        placement: &Arc<Placement>,
+        new_inodes: &Arc<NewInodes>,
+    ) -> Result<Coordinator> {
+        let (count, store) = (links.count(), base.records.store());
+        let (table, counted) = TxnTable::load((links.mine(), count), store, &base.holds)?;
         if !counted {
-            parts.records.commit_first(vec![records::put_count(count)])?;
+            base.records.commit_first(vec![records::put_count(count)])?;
         }
         let table = Arc::new(table);
-        let participant = Participant::new(&parts, Arc::clone(&table));
-        let Parts { records, new_inodes, holds, links, volatile, .. } = parts;
+        let participant = Participant::new(base, &links, placement, Arc::clone(&table));
+        let records = Arc::clone(&base.records);
         let renames = Renames::new(Arc::clone(&records), Arc::clone(&links), Arc::clone(&table));
         Ok(Coordinator {
             records,
-            new_inodes,
-            holds,
+            new_inodes: Arc::clone(new_inodes),
+            holds: Arc::clone(&base.holds),
             links,
             table,
             renames,
             participant,
-            volatile,
+            volatile: base.volatile,
             thread: Mutex::new(None),
         })
     }

@@ -8,7 +8,8 @@ mod prepare;
 
 pub(crate) use prepare::{push_parts, record_of};
 
-use super::{About, Believers, Parts, Quiet};
+use super::{About, Believers, Quiet};
+use crate::base::Base;
 use crate::holds::Holds;
 use crate::reclaim::Reclaimer;
 use crate::records::Records;
@@ -42,15 +43,20 @@ pub(crate) struct Participant {
 
 impl Participant {
     /// With the table of what is under way.
-    pub(in crate::shards) fn new(parts: &Parts, table: Arc<TxnTable>) -> Participant {
+    pub(in crate::shards) fn new(
+        base: &Base,
+        links: &Arc<ShardLinks>,
+        placement: &Arc<Placement>,
+        table: Arc<TxnTable>,
+    ) -> Participant {
         Participant {
-            records: Arc::clone(&parts.records),
-            objects: Arc::clone(&parts.objects),
-            refs: Arc::clone(&parts.refs),
-            reclaim: Arc::clone(&parts.reclaim),
-            placement: Arc::clone(&parts.placement),
-            holds: Arc::clone(&parts.holds),
-            links: Arc::clone(&parts.links),
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            refs: Arc::clone(&base.refs),
+            reclaim: Arc::clone(&base.reclaim),
+            placement: Arc::clone(placement),
+            holds: Arc::clone(&base.holds),
+            links: Arc::clone(links),
             table,
             believers: RwLock::new(None),
         }

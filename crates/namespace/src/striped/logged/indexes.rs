@@ -5,6 +5,7 @@
 //! Used by [`super::LoggedFiles`]. While one is worked with, nobody else changes it.
 
 use super::{Figures, LoggedFile, State, Written};
+use crate::base::Base;
 use crate::reclaim::Reclaimer;
 use crate::records::Records;
 use forebay_failpoint::step;
@@ -36,14 +37,15 @@ pub(crate) struct Indexes {
 }
 
 impl Indexes {
-    /// Those in these objects. `volatile`: nothing survives a power cut anyway.
-    pub(crate) fn new(
-        records: Arc<Records>,
-        objects: Arc<Objects>,
-        reclaim: Arc<Reclaimer>,
-        volatile: bool,
-    ) -> Indexes {
-        Indexes { records, objects, reclaim, volatile, files: Mutex::default() }
+    /// Those in these objects.
+    pub(crate) fn new(base: &Base) -> Indexes {
+        Indexes {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            reclaim: Arc::clone(&base.reclaim),
+            volatile: base.volatile,
+            files: Mutex::default(),
+        }
     }
 
     /// What is known of a file; it stays in memory while it is held.

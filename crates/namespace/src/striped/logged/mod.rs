@@ -32,6 +32,7 @@ pub(super) use whole::{LogStat, ctime_of_index};
 
 use super::keep::Keep;
 use super::stripes::StripeObjects;
+use crate::base::Base;
 use crate::records::Records;
 use crate::space::Space;
 use forebay_log::{Index, LogId};
@@ -192,20 +193,21 @@ pub struct LoggedFiles {
 }
 
 impl LoggedFiles {
-    /// Files with these indexes. `volatile`: nothing survives a power cut anyway.
+    /// Files with these indexes.
     pub(crate) fn new(
-        (records, objects, space): (Arc<Records>, Arc<Objects>, Arc<Space>),
-        (stripes, keep, indexes): (Arc<StripeObjects>, Arc<Keep>, Arc<Indexes>),
-        volatile: bool,
+        base: &Base,
+        stripes: &Arc<StripeObjects>,
+        keep: &Arc<Keep>,
+        indexes: &Arc<Indexes>,
     ) -> LoggedFiles {
         LoggedFiles {
-            records,
-            objects,
-            space,
-            stripes,
-            keep,
-            indexes,
-            volatile,
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            space: Arc::clone(&base.space),
+            stripes: Arc::clone(stripes),
+            keep: Arc::clone(keep),
+            indexes: Arc::clone(indexes),
+            volatile: base.volatile,
             writers: OnceLock::new(),
             counts: Counts::default(),
         }

@@ -2,7 +2,7 @@
 //! read from its log.
 
 use super::{LoggedFiles, Said, State, Written};
-use crate::ops::not_final;
+use crate::data::not_final;
 use forebay_failpoint::step;
 use forebay_log::{Entry, Extent, Log, LogId, RECORD_BYTES};
 use forebay_proto::attr::Timestamp;

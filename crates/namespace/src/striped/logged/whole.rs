@@ -19,7 +19,7 @@ use forebay_proto::layout::commit_or_strict;
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::servers::{MAX_FOUND, ObjectChange, ObjectFacts, ObjectsQuestion};
 use forebay_proto::{Errno, Ino, ObjectId, Result, ShardId};
-use forebay_store::record::inode_flags;
+use forebay_store::record::{InodeRecord, inode_flags};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// So much is brought together under the lock of the index, and written at once.
@@ -68,6 +68,25 @@ pub(crate) fn ctime_of_index(
 fn ctime_of(state: &State, objects: &[Option<ObjectFacts>]) -> Timestamp {
     let changed = || objects.iter().flatten().map(|facts| facts.ctime).max();
     ctime_of_index(state.index.times(), objects).or_else(changed).unwrap_or_default()
+}
+
+/// What of a range is brought together next, of what is not later than a time, and how many bytes that is.
+fn next_to_bring(state: &State, (offset, end): (u64, u64), until_ns: u64) -> (Vec<Extent>, u64) {
+    let mut bytes = 0;
+    let mut extents: Vec<Extent> = Vec::new();
+    for extent in state.index.extents().within(offset, end) {
+        let is_later = extent.time_ns > until_ns;
+        if is_later && extents.is_empty() {
+            continue;
+        }
+        // All between the first and the last of them is let go.
+        if is_later || bytes >= BRING_BYTES || extents.len() >= MAX_FOUND {
+            break;
+        }
+        bytes += extent.bytes;
+        extents.push(extent);
+    }
+    (extents, bytes)
 }
 
 /// What the index shows of a file.
@@ -228,20 +247,7 @@ impl LoggedFiles {
         (offset, end): (u64, u64),
         until_ns: u64,
     ) -> Result<bool> {
-        let mut bytes = 0;
-        let mut extents: Vec<Extent> = Vec::new();
-        for extent in state.index.extents().within(offset, end) {
-            let is_later = extent.time_ns > until_ns;
-            if is_later && extents.is_empty() {
-                continue;
-            }
-            // All between the first and the last of them is let go.
-            if is_later || bytes >= BRING_BYTES || extents.len() >= MAX_FOUND {
-                break;
-            }
-            bytes += extent.bytes;
-            extents.push(extent);
-        }
+        let (extents, bytes) = next_to_bring(state, (offset, end), until_ns);
         let (Some(first), Some(last)) = (extents.first().copied(), extents.last().copied()) else {
             self.release_idle(ino, state);
             return Ok(false);
@@ -251,8 +257,35 @@ impl LoggedFiles {
         let ctime = ctime_of(state, &facts);
         facts.push(times_of(state));
         let mtime = together(&record.layout, &record, &facts).mtime;
+        self.copy_extents(ino, state, &record, &extents)?;
+        step("log: brought together");
+        if !self.volatile {
+            self.stripes.sync_objects(ino, &record.layout, true)?;
+        }
+        self.stripes.each_object(ino, &record.layout, |shard, object| {
+            let change = ObjectChange::SetTimes { object, atime: None, mtime: Some(mtime) };
+            self.stripes.change_objects(shard, &change, &[]).map(drop)
+        })?;
+        let entry = Entry::Drop { offset: first.offset, end: last.end() };
+        self.indexes.enter(ino, state, &entry, Some(Written { mtime, ctime }))?;
+        step("log: let go");
+        self.counts.together_bytes.fetch_add(bytes, Relaxed);
+        let is_earlier = |extent: Extent| extent.time_ns <= until_ns;
+        let more = state.index.extents().within(last.end(), end).any(is_earlier);
+        self.release_idle(ino, state);
+        Ok(more)
+    }
+
+    /// Copies what stands in logs into the objects.
+    fn copy_extents(
+        &self,
+        ino: Ino,
+        state: &State,
+        record: &InodeRecord,
+        extents: &[Extent],
+    ) -> Result<()> {
         let mut run: Vec<u8> = Vec::new();
-        let mut run_at = first.offset;
+        let mut run_at = extents.first().map_or(0, |first| first.offset);
         let write = |at: u64, run: &mut Vec<u8>| {
             let written = match run.is_empty() {
                 true => 0,
@@ -262,7 +295,7 @@ impl LoggedFiles {
             run.clear();
             if all { Ok(()) } else { Err(Errno::ENOSPC) }
         };
-        for extent in &extents {
+        for extent in extents {
             let shard =
                 state.index.log(extent.log).map(|log| ShardId(log.shard)).ok_or(Errno::EIO)?;
             let mut left = *extent;
@@ -284,23 +317,7 @@ impl LoggedFiles {
                 left.bytes -= count;
             }
         }
-        write(run_at, &mut run)?;
-        step("log: brought together");
-        if !self.volatile {
-            self.stripes.sync_objects(ino, &record.layout, true)?;
-        }
-        self.stripes.each_object(ino, &record.layout, |shard, object| {
-            let change = ObjectChange::SetTimes { object, atime: None, mtime: Some(mtime) };
-            self.stripes.change_objects(shard, &change, &[]).map(drop)
-        })?;
-        let entry = Entry::Drop { offset: first.offset, end: last.end() };
-        self.indexes.enter(ino, state, &entry, Some(Written { mtime, ctime }))?;
-        step("log: let go");
-        self.counts.together_bytes.fetch_add(bytes, Relaxed);
-        let is_earlier = |extent: Extent| extent.time_ns <= until_ns;
-        let more = state.index.extents().within(last.end(), end).any(is_earlier);
-        self.release_idle(ino, state);
-        Ok(more)
+        write(run_at, &mut run)
     }
 
     /// Brings the next part of a file together; true if there is more that can be.

@@ -83,7 +83,7 @@ impl StripeObjects {
                 self.may_make(from, *object).map(|()| ObjectsReply::Done)
             }
             ObjectsQuestion::Known { inos } => {
-                let known = |ino: &Ino| Ok(self.parts.records.store().inode(*ino)?.is_some());
+                let known = |ino: &Ino| Ok(self.records.store().inode(*ino)?.is_some());
                 let known: Result<Vec<bool>> = inos.iter().take(MAX_OBJECTS).map(known).collect();
                 known.map(ObjectsReply::Known)
             }
@@ -104,7 +104,7 @@ impl StripeObjects {
             }
             ObjectsQuestion::Seek { object, offset, whence } => {
                 owned_by(from, *object)?;
-                match self.parts.objects.seek(*object, *offset, *whence) {
+                match self.objects.seek(*object, *offset, *whence) {
                     Err(Errno::ENOENT) => Err(Errno::ENXIO),
                     other => other.map(ObjectsReply::Count),
                 }
@@ -114,7 +114,7 @@ impl StripeObjects {
                 self.sync_object(*object, *data_only).map(|()| ObjectsReply::Done)
             }
             ObjectsQuestion::Sweep => {
-                self.parts.keep.sweep(from);
+                self.keep.sweep(from);
                 Ok(ObjectsReply::Done)
             }
             ObjectsQuestion::LogScan { object, from: at } => {
@@ -122,7 +122,7 @@ impl StripeObjects {
                 self.scan_log(*object, *at, room)
             }
             ObjectsQuestion::LogsGone { logs } => {
-                self.parts.indexes.logs_gone(&logs[..logs.len().min(MAX_OBJECTS)])
+                self.indexes.logs_gone(&logs[..logs.len().min(MAX_OBJECTS)])
             }
         }
     }
@@ -151,7 +151,7 @@ impl StripeObjects {
         match *change {
             ObjectChange::Write { object, offset, sync } => {
                 let mode = WriteMode { sync, ..WriteMode::default() };
-                self.made(object, true, || self.parts.objects.write(object, offset, payload, mode))
+                self.made(object, true, || self.objects.write(object, offset, payload, mode))
                     .map(|count| ObjectsReply::Count(count as u64))
             }
             ObjectChange::Truncate { object, size_bytes, at_most } => {
@@ -159,7 +159,7 @@ impl StripeObjects {
             }
             ObjectChange::Fallocate { object, mode, offset, length } => {
                 let frees = mode & libc::FALLOC_FL_PUNCH_HOLE as u32 != 0;
-                let work = || self.parts.objects.fallocate(object, mode, offset, length);
+                let work = || self.objects.fallocate(object, mode, offset, length);
                 match frees {
                     true => absent_is((), work()),
                     false => self.made(object, true, work),
@@ -167,7 +167,7 @@ impl StripeObjects {
                 .map(|()| ObjectsReply::Done)
             }
             ObjectChange::SetTimes { object, atime, mtime } => {
-                absent_is((), self.parts.objects.set_times(object, atime, mtime))
+                absent_is((), self.objects.set_times(object, atime, mtime))
                     .map(|()| ObjectsReply::Done)
             }
             ObjectChange::Remove(_) => Err(Errno::EINVAL),
@@ -176,7 +176,7 @@ impl StripeObjects {
 
     /// What an object shows, if it is there.
     pub(in crate::striped) fn object_facts(&self, object: ObjectId) -> Result<Option<ObjectFacts>> {
-        match self.parts.objects.stat(object) {
+        match self.objects.stat(object) {
             Ok(stat) => Ok(Some(ObjectFacts {
                 size_bytes: stat.size_bytes,
                 blocks_512: stat.blocks_512,
@@ -191,7 +191,7 @@ impl StripeObjects {
 
     /// Reads an object of a striped file; fewer bytes than asked for only at its end.
     pub fn read_object(&self, object: ObjectId, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        absent_is(0, self.parts.objects.read(object, offset, buffer))
+        absent_is(0, self.objects.read(object, offset, buffer))
     }
 
     /// Writes an object for a mount, making it if it is not there.
@@ -204,15 +204,13 @@ impl StripeObjects {
     ) -> Result<usize> {
         let mode = WriteMode { sync, ..WriteMode::default() };
         self.made(object, false, || {
-            self.parts
-                .reclaim
-                .with_reclaimed(|| self.parts.objects.write(object, offset, data, mode))
+            self.reclaim.with_reclaimed(|| self.objects.write(object, offset, data, mode))
         })
     }
 
     /// An object on flash.
     pub fn sync_object(&self, object: ObjectId, data_only: bool) -> Result<()> {
-        absent_is((), self.parts.objects.fsync(object, data_only))
+        absent_is((), self.objects.fsync(object, data_only))
     }
 
     fn truncate_object(&self, object: ObjectId, size_bytes: u64, at_most: bool) -> Result<()> {
@@ -224,7 +222,7 @@ impl StripeObjects {
         match has {
             None if size_bytes == 0 => Ok(()),
             // Also to the size that it has: its time of change tells.
-            _ => self.made(object, true, || self.parts.objects.truncate(object, size_bytes)),
+            _ => self.made(object, true, || self.objects.truncate(object, size_bytes)),
         }
     }
 
@@ -233,7 +231,7 @@ impl StripeObjects {
         if let Some((_, removed)) = self.making.0.lock().get_mut(&object) {
             *removed = true;
         }
-        self.parts.objects.remove(object)
+        self.objects.remove(object)
     }
 
     /// Works on an object, after making it if it is not there. `by_inode`: the inode's server asks.
@@ -271,10 +269,10 @@ impl StripeObjects {
             return Err(Errno::ESTALE);
         }
         // Under the lock: a removal comes before, and is seen above, or after.
-        match self.parts.objects.create(object) {
+        match self.objects.create(object) {
             Ok(_) => {
                 // The file is older than its object; a write sets the other time.
-                self.parts.objects.set_times(object, Some(Timestamp::default()), None)
+                self.objects.set_times(object, Some(Timestamp::default()), None)
             }
             Err(Errno::EEXIST) => Ok(()),
             Err(errno) => Err(errno),
@@ -296,21 +294,21 @@ impl StripeObjects {
         object.as_log().ok_or(Errno::EINVAL)?;
         if make {
             self.write_object(object, 0, &[], false)?;
-            self.parts.reclaim.wait_reclaimed_if_short();
+            self.reclaim.wait_reclaimed_if_short();
         }
-        self.parts.objects.open_object(object)
+        self.objects.open_object(object)
     }
 
     /// Of the inode's server: may `from` make this object?
     fn may_make(&self, from: ShardId, object: ObjectId) -> Result<()> {
-        let record = self.parts.records.store().inode(object.ino)?.ok_or(Errno::ESTALE)?;
+        let record = self.records.store().inode(object.ino)?.ok_or(Errno::ESTALE)?;
         let is_log = record.layout.log && object.as_log().is_some();
         let is_stripe = record.layout.stripe_on(from, self.server_count()) == Some(object.stripe);
         let there = record.is_striped() && (is_log || is_stripe);
-        if !there || self.parts.keep.is_being_removed(object.ino) {
+        if !there || self.keep.is_being_removed(object.ino) {
             return Err(Errno::ESTALE);
         }
-        self.parts.records.make_number_durable(object.ino)
+        self.records.make_number_durable(object.ino)
     }
 }
 

@@ -17,6 +17,7 @@ pub(super) use spread::facts_in;
 
 use super::keep::Keep;
 use super::logged::Indexes;
+use crate::base::Base;
 use crate::reclaim::Reclaimer;
 use crate::records::Records;
 use forebay_interfaces::peers::Peers;
@@ -43,18 +44,13 @@ struct Links {
     start: u64,
 }
 
-/// What objects of striped files are made of, and who knows whether they may be.
-pub(crate) struct Parts {
-    pub(crate) records: Arc<Records>,
-    pub(crate) objects: Arc<Objects>,
-    pub(crate) reclaim: Arc<Reclaimer>,
-    pub(crate) keep: Arc<Keep>,
-    pub(crate) indexes: Arc<Indexes>,
-}
-
 /// The objects.
 pub struct StripeObjects {
-    parts: Parts,
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    reclaim: Arc<Reclaimer>,
+    keep: Arc<Keep>,
+    indexes: Arc<Indexes>,
     links: OnceLock<Links>,
     changes: AtomicU64,
     making: local::Making,
@@ -72,9 +68,13 @@ fn is_away(errno: Errno) -> bool {
 
 impl StripeObjects {
     /// Of a server alone, until [`StripeObjects::join`].
-    pub(crate) fn new(parts: Parts) -> StripeObjects {
+    pub(crate) fn new(base: &Base, keep: &Arc<Keep>, indexes: &Arc<Indexes>) -> StripeObjects {
         StripeObjects {
-            parts,
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            reclaim: Arc::clone(&base.reclaim),
+            keep: Arc::clone(keep),
+            indexes: Arc::clone(indexes),
             links: OnceLock::new(),
             changes: AtomicU64::new(0),
             making: local::Making::default(),
@@ -86,7 +86,7 @@ impl StripeObjects {
 
     /// Joins this server to those of the other shards. EEXIST if it was.
     pub(crate) fn join(&self, peers: Arc<dyn Peers>) -> Result<()> {
-        let start = self.parts.records.count_start()?;
+        let start = self.records.count_start()?;
         self.links.set(Links { peers, start }).map_err(|_| Errno::EEXIST)
     }
 
@@ -119,13 +119,13 @@ impl StripeObjects {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<ObjectsReply> {
-        if to == self.parts.records.shard() {
-            return self.answer_objects(self.parts.records.shard(), &question, payload, room);
+        if to == self.records.shard() {
+            return self.answer_objects(self.records.shard(), &question, payload, room);
         }
         let links = self.links.get().ok_or(Errno::EIO)?;
         let question = Question::Objects {
             buffer: links.peers.buffer(),
-            from: self.parts.records.shard(),
+            from: self.records.shard(),
             question,
         };
         match links.peers.ask(to, &question, payload, room)? {
@@ -208,8 +208,8 @@ impl StripeObjects {
         };
         let mut all: Vec<_> = (0..u32::from(layout.stripe_count)).map(of).collect();
         // Ours needs nobody, and one other one no thread.
-        all.sort_by_key(|(shard, _)| *shard == self.parts.records.shard());
-        let at_once = all.iter().filter(|(shard, _)| *shard != self.parts.records.shard()).count();
+        all.sort_by_key(|(shard, _)| *shard == self.records.shard());
+        let at_once = all.iter().filter(|(shard, _)| *shard != self.records.shard()).count();
         if at_once <= 1 {
             let done: Result<Vec<_>> = all
                 .into_iter()

@@ -52,7 +52,7 @@ impl At<'_> {
         if ns.stripes().server_count() < 2 {
             return None;
         }
-        ns.layout(ino).ok().filter(Layout::is_striped)
+        ns.attrs().layout(ino).ok().filter(Layout::is_striped)
     }
 
     /// Enters an open of a striped file. Those that write come in here before they are answered, and
@@ -61,13 +61,13 @@ impl At<'_> {
         if writes {
             self.sessions.leases.opened_locally(ino, self.session.id());
         }
-        StripedOpen { layout, writes, kills: writes && self.namespace().has_privileges(ino) }
+        StripedOpen { layout, writes, kills: writes && self.namespace().data().has_privileges(ino) }
     }
 
     /// Attributes of a striped file were changed. Mounts that write it ask before their next write whether
     /// something is to be taken off; they need no lease to be told.
     pub(super) fn tell_writers(&self, ino: Ino) {
-        if self.striped(ino).is_some() && self.namespace().has_privileges(ino) {
+        if self.striped(ino).is_some() && self.namespace().data().has_privileges(ino) {
             // This one knows.
             let mut writers = self.sessions.leases.writers(ino);
             writers.retain(|id| *id != self.session.id());

@@ -1,25 +1,51 @@
 //! `BufferTree` for the namespace: what the mover does, checked for its requester as the kernel
 //! would check it, and told to caching clients.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `answer` | what movers of other servers ask |
+//! | `sharded` | the tree of a buffer of several servers |
+//! | `stripe_object` | one object of a striped file, as bytes |
+//!
+//! Invariant: nothing is locked while another shard is asked.
 
-use super::ops::NewInode;
-use super::{Namespace, check_name};
+mod answer;
+mod sharded;
+mod stripe_object;
+
+pub use sharded::ShardedTree;
+
+use crate::attributes::Attributes;
+use crate::data::FileData;
+use crate::invalidate::Listeners;
+use crate::names::Names;
+use crate::new_inodes::{NewInode, NewInodes};
+use crate::reclaim::Reclaimer;
+use crate::records::Records;
+use crate::service_state::ServiceState;
+use crate::shards::{Coordinator, ShardWaits};
+use crate::striped::{LoggedFiles, StripeObjects};
+use crate::xattrs::Xattrs;
+use crate::{Namespace, check_name};
 use forebay_interfaces::tree::{BufferTree, Data, NewFile};
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::CreateArgs;
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::net::servers::MadeInode;
 use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
+use forebay_store::objects::Objects;
 use forebay_store::record::{InodeRecord, inode_flags};
 use std::fs::File;
+use std::sync::Arc;
 
-pub(super) const READ: u16 = 4;
-pub(super) const WRITE: u16 = 2;
-pub(super) const SEARCH: u16 = 1;
+const READ: u16 = 4;
+const WRITE: u16 = 2;
+const SEARCH: u16 = 1;
 /// Deepest path walked, in components.
 const MAX_COMPONENTS: usize = 4096;
 
 /// EPERM for a device, of who is not root. A whiteout of an overlay (0:0) opens nothing: anybody may make one.
-pub(super) fn may_make(who: &Caller, kind: FileKind, rdev: u32) -> Result<()> {
+fn may_make(who: &Caller, kind: FileKind, rdev: u32) -> Result<()> {
     let is_device = matches!(kind, FileKind::CharDev | FileKind::BlockDev);
     match who.uid != 0 && is_device && (kind, rdev) != (FileKind::CharDev, 0) {
         true => Err(Errno::EPERM),
@@ -27,14 +53,52 @@ pub(super) fn may_make(who: &Caller, kind: FileKind, rdev: u32) -> Result<()> {
     }
 }
 
+/// The tree of one shard, as the mover of its server sees it.
+pub struct LocalTree {
+    /// Who waits for the namespace to go waits for its trees, too.
+    _namespace: Arc<Namespace>,
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    reclaim: Arc<Reclaimer>,
+    names: Arc<Names>,
+    new_inodes: Arc<NewInodes>,
+    attrs: Arc<Attributes>,
+    xattrs: Arc<Xattrs>,
+    data: Arc<FileData>,
+    stripes: Arc<StripeObjects>,
+    logs: Arc<LoggedFiles>,
+    state: Arc<ServiceState>,
+    listeners: Arc<Listeners>,
+    waits: Arc<ShardWaits>,
+    /// The other shards; `None` for a buffer that has one.
+    shards: Option<Arc<Coordinator>>,
+}
+
 impl Namespace {
-    pub(super) fn permit(
-        &self,
-        who: &Caller,
-        ino: Ino,
-        record: &InodeRecord,
-        want: u16,
-    ) -> Result<()> {
+    /// What a mover sees of this shard.
+    pub fn tree(self: &Arc<Namespace>) -> LocalTree {
+        LocalTree {
+            _namespace: Arc::clone(self),
+            records: Arc::clone(&self.records),
+            objects: Arc::clone(&self.objects),
+            reclaim: Arc::clone(&self.reclaim),
+            names: Arc::clone(&self.names),
+            new_inodes: Arc::clone(&self.new_inodes),
+            attrs: Arc::clone(&self.attrs),
+            xattrs: Arc::clone(&self.xattrs),
+            data: Arc::clone(&self.data),
+            stripes: Arc::clone(&self.stripes),
+            logs: Arc::clone(&self.logs),
+            state: Arc::clone(&self.state),
+            listeners: Arc::clone(&self.listeners),
+            waits: Arc::clone(&self.waits),
+            shards: self.shards.clone(),
+        }
+    }
+}
+
+impl LocalTree {
+    fn permit(&self, who: &Caller, ino: Ino, record: &InodeRecord, want: u16) -> Result<()> {
         let list = match record.has(inode_flags::HAS_ACL) {
             true => self.records.store().xattr(ino, acl::ACCESS)?,
             false => None,
@@ -46,14 +110,14 @@ impl Namespace {
         }
     }
 
-    pub(super) fn search(&self, who: &Caller, dir: Ino) -> Result<InodeRecord> {
+    fn search(&self, who: &Caller, dir: Ino) -> Result<InodeRecord> {
         let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, SEARCH)?;
         Ok(record)
     }
 
     /// May `who` add a name in `dir`, and replace the one that may be there?
-    pub(super) fn permit_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
+    fn permit_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let record = self.records.directory(dir)?;
         self.permit(who, dir, &record, WRITE | SEARCH)?;
@@ -69,10 +133,10 @@ impl Namespace {
     }
 
     /// Removes a non-directory that is in the way of what the mover makes.
-    pub(super) fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
+    fn clear_name(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<()> {
         match self.records.store().entry(dir, name)? {
             Some(old) if old.kind == FileKind::Dir => Err(Errno::EISDIR),
-            Some(_) => self.waits.again(|| self.op_unlink(who, dir, name)),
+            Some(_) => self.waits.again(|| self.names.unlink(who, dir, name)),
             None => Ok(()),
         }
     }
@@ -87,14 +151,14 @@ impl Namespace {
     ) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
         self.clear_name(who, dir, name)?;
-        let (entry, _) = self.waits.again(|| self.op_make(who, dir, name, new))?.here()?;
+        let (entry, _) = self.waits.again(|| self.names.make(who, dir, name, new))?.here()?;
         self.reclaim.forget(entry.attr.ino, 1);
-        self.tell_entry(dir, name);
+        self.listeners.tell_entry(dir, name);
         Ok(entry.attr)
     }
 }
 
-impl Namespace {
+impl LocalTree {
     /// As `begin_file`, for a directory of any shard, which said what the file is like. A striped
     /// file has no object of its own here.
     pub(crate) fn begin_file_like(
@@ -104,7 +168,7 @@ impl Namespace {
         size_bytes: u64,
     ) -> Result<(Ino, Option<File>)> {
         self.reclaim.wait_reclaimed_for(size_bytes);
-        match self.op_tmpfile_like(who, made)? {
+        match self.names.tmpfile_like(who, made)? {
             (entry, None) => Ok((entry.attr.ino, None)),
             (entry, Some(object)) => {
                 self.reserve(entry.attr.ino, size_bytes)?;
@@ -127,7 +191,7 @@ impl Namespace {
     /// A file of `begin_file_like` has got its name, at another shard or here.
     pub(crate) fn published(&self, ino: Ino) {
         self.reclaim.forget(ino, 1);
-        self.tell_inode(ino);
+        self.listeners.tell_inode(ino);
     }
 }
 
@@ -157,7 +221,7 @@ fn allowed_change(who: &Caller, change: &SetAttr) -> SetAttr {
     allowed
 }
 
-impl BufferTree for Namespace {
+impl BufferTree for LocalTree {
     fn resolve(&self, who: &Caller, path: &[u8]) -> Result<Attr> {
         let mut at = Ino::ROOT;
         let parts = path.split(|&b| b == b'/').filter(|p| !p.is_empty() && *p != b".");
@@ -168,12 +232,12 @@ impl BufferTree for Namespace {
             self.search(who, at)?;
             at = self.records.store().entry(at, part)?.ok_or(Errno::ENOENT)?.ino;
         }
-        self.attributes(at)
+        self.attrs.of(at)
     }
 
     fn child(&self, who: &Caller, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.search(who, dir)?;
-        self.attributes(self.records.store().entry(dir, name)?.ok_or(Errno::ENOENT)?.ino)
+        self.attrs.of(self.records.store().entry(dir, name)?.ok_or(Errno::ENOENT)?.ino)
     }
 
     fn list(&self, who: &Caller, dir: Ino) -> Result<Vec<(Vec<u8>, Ino, FileKind)>> {
@@ -189,11 +253,11 @@ impl BufferTree for Namespace {
     }
 
     fn attr(&self, ino: Ino) -> Result<Attr> {
-        self.attributes(ino)
+        self.attrs.of(ino)
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.op_readlink(ino)
+        self.names.readlink(ino)
     }
 
     fn xattrs(&self, who: &Caller, ino: Ino) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
@@ -216,7 +280,7 @@ impl BufferTree for Namespace {
     fn open_read(&self, who: &Caller, ino: Ino) -> Result<Data> {
         let record = self.records.regular(ino)?;
         self.permit(who, ino, &record, READ)?;
-        let opened = self.op_open(&Caller::root(), ino, libc::O_RDONLY as u32, false, true)?;
+        let opened = self.data.open(&Caller::root(), ino, libc::O_RDONLY as u32, false, true)?;
         opened.local.map(Data::File).ok_or(Errno::EIO)
     }
 
@@ -226,7 +290,7 @@ impl BufferTree for Namespace {
         if buf.is_empty() {
             return Ok(0);
         }
-        self.op_read(ino, offset, buf)
+        self.data.read(ino, offset, buf)
     }
 
     fn begin_file(&self, who: &Caller, dir: Ino, size_bytes: u64) -> Result<NewFile> {
@@ -235,7 +299,7 @@ impl BufferTree for Namespace {
         // Space that was just freed must not be refused to the next file.
         self.reclaim.wait_reclaimed_for(size_bytes);
         let args = CreateArgs { mode: 0o600, umask: 0 };
-        let (entry, object) = self.op_tmpfile(who, dir, args, true)?;
+        let (entry, object) = self.names.tmpfile(who, dir, args, true)?;
         let (ino, object) = (entry.attr.ino, object.ok_or(Errno::EIO)?);
         self.reserve(ino, size_bytes)?;
         Ok(NewFile { ino, file: object.into() })
@@ -247,23 +311,26 @@ impl BufferTree for Namespace {
 
     fn finish_file(&self, ino: Ino) -> Result<()> {
         if self.records.regular(ino)?.is_striped() {
-            return self.op_fsync(ino, false);
+            return self.data.fsync(ino, false);
         }
         let id = ObjectId::whole(ino);
         if let Some(acc) = self.objects.accounting() {
-            acc.settle_file(ino, self.on_object(ino, self.objects.stat(id))?.blocks_512 * 512);
+            acc.settle_file(
+                ino,
+                self.attrs.on_object(ino, self.objects.stat(id))?.blocks_512 * 512,
+            );
         }
-        self.on_object(ino, self.objects.fsync(id, false))
+        self.attrs.on_object(ino, self.objects.fsync(id, false))
     }
 
     fn publish(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let linked = self.waits.again(|| self.op_link(who, ino, dir, name, true))?;
+        let linked = self.waits.again(|| self.names.link(who, ino, dir, name, true))?;
         let (entry, _) = linked.here()?;
         // One reference of the entry, one that `begin_file` took.
         self.reclaim.forget(ino, 2);
-        self.tell_entry(dir, name);
-        self.tell_inode(ino);
+        self.listeners.tell_entry(dir, name);
+        self.listeners.tell_inode(ino);
         Ok(entry.attr)
     }
 
@@ -280,7 +347,7 @@ impl BufferTree for Namespace {
         let searched = self.search(who, dir)?;
         if let Some(old) = self.records.store().entry(dir, name)? {
             return match old.kind {
-                FileKind::Dir => self.attributes(old.ino),
+                FileKind::Dir => self.attrs.of(old.ino),
                 _ => Err(Errno::EEXIST),
             };
         }
@@ -288,10 +355,10 @@ impl BufferTree for Namespace {
         let args = CreateArgs { mode, umask: 0 };
         let (entry, _) = self
             .waits
-            .again(|| self.op_make(who, dir, name, &NewInode::of(FileKind::Dir, args)))?
+            .again(|| self.names.make(who, dir, name, &NewInode::of(FileKind::Dir, args)))?
             .here()?;
         self.reclaim.forget(entry.attr.ino, 1);
-        self.tell_entry(dir, name);
+        self.listeners.tell_entry(dir, name);
         Ok(entry.attr)
     }
 
@@ -317,11 +384,11 @@ impl BufferTree for Namespace {
 
     fn link(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.permit_name(who, dir, name)?;
-        let linked = self.waits.again(|| self.op_link(who, ino, dir, name, true))?;
+        let linked = self.waits.again(|| self.names.link(who, ino, dir, name, true))?;
         let (entry, _) = linked.here()?;
         self.reclaim.forget(ino, 1);
-        self.tell_entry(dir, name);
-        self.tell_inode(ino);
+        self.listeners.tell_entry(dir, name);
+        self.listeners.tell_inode(ino);
         Ok(entry.attr)
     }
 
@@ -330,8 +397,8 @@ impl BufferTree for Namespace {
         if who.uid != 0 && who.uid != record.uid {
             return Err(Errno::EPERM);
         }
-        let attr = self.op_setattr(who, ino, &allowed_change(who, change))?;
-        self.tell_inode(ino);
+        let attr = self.attrs.set(who, ino, &allowed_change(who, change))?;
+        self.listeners.tell_inode(ino);
         Ok(attr)
     }
 
@@ -344,18 +411,18 @@ impl BufferTree for Namespace {
         if privileged && who.uid != 0 {
             return Err(Errno::EPERM);
         }
-        self.op_setxattr(who, ino, name, value, 0, false)?;
-        self.tell_inode(ino);
+        self.xattrs.set(who, ino, name, value, 0, false)?;
+        self.listeners.tell_inode(ino);
         Ok(())
     }
 
     fn sync(&self) -> Result<()> {
         self.records.store().sync()?;
-        self.wait_heard();
+        self.listeners.wait_heard();
         Ok(())
     }
 
     fn sync_all(&self) -> Result<()> {
-        self.op_sync_all()
+        self.data.sync_all()
     }
 }

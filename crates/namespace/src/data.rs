@@ -1,8 +1,16 @@
 //! open, read, write, fsync, fallocate, seek, copy_file_range: the data of regular files.
 
-use super::super::Namespace;
+use crate::attributes::Attributes;
+use crate::base::Base;
+use crate::reclaim::Reclaimer;
+use crate::records::Records;
+use crate::service_state::ServiceState;
+use crate::shards::Coordinator;
+use crate::space::Space;
+use crate::striped::{StripeObjects, StripedFiles};
 use forebay_proto::api::{Opened, StatFs, WriteMode};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
+use forebay_store::objects::Objects;
 use forebay_store::record::{InodeRecord, inode_flags};
 use std::sync::Arc;
 
@@ -17,9 +25,44 @@ pub(crate) fn not_final(record: &InodeRecord) -> Result<()> {
     }
 }
 
-impl Namespace {
+/// What is in regular files, and how much space there is for it.
+pub struct FileData {
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    space: Arc<Space>,
+    reclaim: Arc<Reclaimer>,
+    stripes: Arc<StripeObjects>,
+    striped: Arc<StripedFiles>,
+    attrs: Arc<Attributes>,
+    state: Arc<ServiceState>,
+    /// `None` for a buffer that has one shard.
+    shards: Option<Arc<Coordinator>>,
+}
+
+impl FileData {
+    /// Of files of these records.
+    pub(crate) fn new(
+        base: &Base,
+        (stripes, striped): (&Arc<StripeObjects>, &Arc<StripedFiles>),
+        attrs: &Arc<Attributes>,
+        state: &Arc<ServiceState>,
+        shards: &Option<Arc<Coordinator>>,
+    ) -> FileData {
+        FileData {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            space: Arc::clone(&base.space),
+            reclaim: Arc::clone(&base.reclaim),
+            stripes: Arc::clone(stripes),
+            striped: Arc::clone(striped),
+            attrs: Arc::clone(attrs),
+            state: Arc::clone(state),
+            shards: shards.clone(),
+        }
+    }
+
     /// Opens a regular file, truncating it for O_TRUNC.
-    pub(crate) fn op_open(
+    pub(crate) fn open(
         &self,
         caller: &Caller,
         ino: Ino,
@@ -34,13 +77,13 @@ impl Namespace {
         if record.is_striped() {
             return self.open_striped(caller, ino, &record, open_flags, kill_suid);
         }
-        self.ensure_object(ino, &record)?;
+        self.attrs.ensure_object(ino, &record)?;
         let id = ObjectId::whole(ino);
         if open_flags as i32 & libc::O_TRUNC != 0 {
             if kill_suid {
-                self.kill_for_write(ino, &record, Some(caller))?;
+                self.attrs.kill_for_write(ino, &record, Some(caller))?;
             }
-            self.on_object(ino, self.objects.truncate(id, 0))?;
+            self.attrs.on_object(ino, self.objects.truncate(id, 0))?;
         }
         // O_SYNC writes by passthrough make data durable without asking us; the name must not
         // be the part that a power cut takes.
@@ -54,7 +97,7 @@ impl Namespace {
             }
         }
         let local = match want_local {
-            true => Some(Arc::new(self.on_object(ino, self.objects.open_object(id))?)),
+            true => Some(Arc::new(self.attrs.on_object(ino, self.objects.open_object(id))?)),
             false => None,
         };
         Ok(Opened { local })
@@ -71,7 +114,7 @@ impl Namespace {
     ) -> Result<Opened> {
         if open_flags as i32 & libc::O_TRUNC != 0 {
             if kill_suid {
-                self.kill_for_write(ino, record, Some(caller))?;
+                self.attrs.kill_for_write(ino, record, Some(caller))?;
             }
             self.striped.truncate(ino, &record.layout, 0)?;
             let mut txn = self.records.begin_part();
@@ -87,7 +130,7 @@ impl Namespace {
     }
 
     /// Reads.
-    pub(crate) fn op_read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         if self.stripes.server_count() > 1 {
             let record = self.records.regular(ino)?;
             if record.is_striped() {
@@ -97,12 +140,12 @@ impl Namespace {
         match self.objects.read(ObjectId::whole(ino), offset, buffer) {
             // Made by mknod and never opened for writing: empty.
             Err(Errno::ENOENT) if !self.records.regular(ino)?.has(inode_flags::HAS_OBJECT) => Ok(0),
-            other => self.on_object(ino, other),
+            other => self.attrs.on_object(ino, other),
         }
     }
 
     /// Writes.
-    pub(crate) fn op_write(
+    pub(crate) fn write(
         &self,
         ino: Ino,
         offset: u64,
@@ -121,7 +164,7 @@ impl Namespace {
         }
         let id = ObjectId::whole(ino);
         let written = self.reclaim.with_reclaimed(|| self.objects.write(id, offset, data, mode));
-        let written = self.on_object(ino, written)?;
+        let written = self.attrs.on_object(ino, written)?;
         if mode.sync {
             self.records.store().sync()?;
         }
@@ -144,9 +187,9 @@ impl Namespace {
     /// any write.
     fn kill_as_written(&self, ino: Ino, record: &InodeRecord, mode: WriteMode) -> Result<()> {
         if mode.kill_suid {
-            self.kill_for_write(ino, record, None)?;
+            self.attrs.kill_for_write(ino, record, None)?;
         } else if record.has(inode_flags::HAS_CAPS) {
-            self.drop_capabilities(ino)?;
+            self.attrs.drop_capabilities(ino)?;
         }
         Ok(())
     }
@@ -178,33 +221,35 @@ impl Namespace {
     }
 
     /// Data, attributes and names of a file on flash.
-    pub(crate) fn op_fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+    pub(crate) fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let record = self.records.inode(ino)?;
-        if record.is_striped() && !self.volatile {
+        if record.is_striped() && !self.state.is_volatile() {
             self.striped.sync(ino, &record.layout, data_only)?;
         } else if record.has(inode_flags::HAS_OBJECT) {
-            self.on_object(ino, self.objects.fsync(ObjectId::whole(ino), data_only))?;
+            self.attrs.on_object(ino, self.objects.fsync(ObjectId::whole(ino), data_only))?;
         }
         self.records.store().sync()?;
-        if self.volatile {
+        if self.state.is_volatile() {
             return Ok(());
         }
         if let Some(shards) = &self.shards {
             shards.sync_names_elsewhere(ino)?;
         }
-        self.remember_fsync(ino);
+        if let Ok(attr) = self.attrs.of(ino) {
+            self.state.fsynced(&attr);
+        }
         Ok(())
     }
 
     /// Everything on flash.
-    pub(crate) fn op_sync_all(&self) -> Result<()> {
+    pub(crate) fn sync_all(&self) -> Result<()> {
         self.objects.sync_all()?;
         self.records.store().sync()?;
         Ok(())
     }
 
     /// fallocate.
-    pub(crate) fn op_fallocate(
+    pub(crate) fn fallocate(
         &self,
         caller: &Caller,
         ino: Ino,
@@ -216,21 +261,21 @@ impl Namespace {
         not_final(&record)?;
         if record.is_striped() {
             if caller.uid != 0 {
-                self.kill_for_write(ino, &record, Some(caller))?;
+                self.attrs.kill_for_write(ino, &record, Some(caller))?;
             }
             return self.striped.fallocate(ino, &record, mode, offset, length);
         }
-        self.ensure_object(ino, &record)?;
+        self.attrs.ensure_object(ino, &record)?;
         if caller.uid != 0 {
-            self.kill_for_write(ino, &record, Some(caller))?;
+            self.attrs.kill_for_write(ino, &record, Some(caller))?;
         }
         let id = ObjectId::whole(ino);
         let done = self.reclaim.with_reclaimed(|| self.objects.fallocate(id, mode, offset, length));
-        self.on_object(ino, done)
+        self.attrs.on_object(ino, done)
     }
 
     /// SEEK_DATA, SEEK_HOLE.
-    pub(crate) fn op_seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
+    pub(crate) fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
         let record = self.records.regular(ino)?;
         if record.is_striped() {
             return self.striped.seek(ino, &record, offset, whence);
@@ -238,11 +283,11 @@ impl Namespace {
         if !record.has(inode_flags::HAS_OBJECT) {
             return Err(Errno::ENXIO);
         }
-        self.on_object(ino, self.objects.seek(ObjectId::whole(ino), offset, whence))
+        self.attrs.on_object(ino, self.objects.seek(ObjectId::whole(ino), offset, whence))
     }
 
     /// copy_file_range inside the buffer.
-    pub(crate) fn op_copy_range(
+    pub(crate) fn copy_range(
         &self,
         source: (Ino, u64),
         target: (Ino, u64),
@@ -258,20 +303,20 @@ impl Namespace {
         if !from.has(inode_flags::HAS_OBJECT) {
             return Ok(0);
         }
-        self.ensure_object(target.0, &record)?;
+        self.attrs.ensure_object(target.0, &record)?;
         let (from, into) = (ObjectId::whole(source.0), ObjectId::whole(target.0));
         let copied = self
             .reclaim
             .with_reclaimed(|| self.objects.copy_range(from, source.1, into, target.1, length));
         if copied == Err(Errno::ENOENT) {
-            self.on_object(source.0, self.objects.stat(from))?;
-            self.on_object(target.0, self.objects.stat(into))?;
+            self.attrs.on_object(source.0, self.objects.stat(from))?;
+            self.attrs.on_object(target.0, self.objects.stat(into))?;
         }
         copied
     }
 
     /// Capacity. Space that removed files are about to give back is waited for.
-    pub(crate) fn op_statfs(&self) -> Result<StatFs> {
+    pub(crate) fn statfs(&self) -> Result<StatFs> {
         self.reclaim.settle_orphans();
         self.reclaim.drain();
         let (used, capacity) = self.space.bytes()?;

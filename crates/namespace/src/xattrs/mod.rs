@@ -1,24 +1,60 @@
 //! Extended attributes, POSIX ACLs among them, and `user.forebay.*`, which answer from the
 //! server's state and are never stored or listed.
 
-use super::super::Namespace;
-use super::layout::is_layout_xattr;
-use super::setattr::{ANY_WRITE, CAPABILITY};
+mod layout;
+
+pub use layout::is_layout_xattr;
+
+use crate::attributes::{ANY_WRITE, Attributes, CAPABILITY};
+use crate::base::Base;
+use crate::records::Records;
+use crate::service_state::ServiceState;
+use crate::striped::{StripeObjects, StripedFiles};
 use forebay_failpoint::step;
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::api::{NAME_MAX, XATTR_LIST_MAX, XATTR_VALUE_MAX, xattr_flags};
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::publish_xattr::{self, CLOSE_HEARD_WITHIN, CLOSE_LOOK, FINAL, NOW};
 use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
+use forebay_store::objects::Objects;
 use forebay_store::record::{Change, inode_flags};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Prefix of the attributes that tell Forebay's own state.
 pub const OWN: &[u8] = b"user.forebay.";
 
-impl Namespace {
+/// The attributes.
+pub(crate) struct Xattrs {
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    stripes: Arc<StripeObjects>,
+    striped: Arc<StripedFiles>,
+    attrs: Arc<Attributes>,
+    state: Arc<ServiceState>,
+}
+
+impl Xattrs {
+    /// Of inodes of these records.
+    pub(crate) fn new(
+        base: &Base,
+        stripes: &Arc<StripeObjects>,
+        striped: &Arc<StripedFiles>,
+        attrs: &Arc<Attributes>,
+        state: &Arc<ServiceState>,
+    ) -> Xattrs {
+        Xattrs {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            stripes: Arc::clone(stripes),
+            striped: Arc::clone(striped),
+            attrs: Arc::clone(attrs),
+            state: Arc::clone(state),
+        }
+    }
+
     /// Value of an xattr.
-    pub(crate) fn op_getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn get(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         if let Some(own) = name.strip_prefix(OWN) {
             return self.own_xattr(ino, own);
         }
@@ -32,7 +68,7 @@ impl Namespace {
         let record = self.records.inode(ino)?;
         let yes_no = |b: bool| if b { "yes" } else { "no" }.to_string();
         let value = match name {
-            b"fast_path" if record.kind() == FileKind::File => match self.fast_path() {
+            b"fast_path" if record.kind() == FileKind::File => match self.state.fast_path() {
                 Ok(()) => "yes".into(),
                 Err(reason) => format!("no: {reason}"),
             },
@@ -40,9 +76,9 @@ impl Namespace {
                 true => "final".into(),
                 false => "open".into(),
             },
-            b"volatile" => yes_no(self.volatile),
+            b"volatile" => yes_no(self.state.is_volatile()),
             b"grade" if record.kind() == FileKind::File => {
-                self.grade(&self.attributes(ino)?).into()
+                self.state.grade(&self.attrs.of(ino)?).into()
             }
             _ => self.layout_xattr(ino, &record, name).ok_or(Errno::ENODATA)?,
         };
@@ -50,7 +86,7 @@ impl Namespace {
     }
 
     /// Names, each ended by NUL.
-    pub(crate) fn op_listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn list(&self, ino: Ino) -> Result<Vec<u8>> {
         let mut list = Vec::new();
         if self.records.inode(ino)?.has(inode_flags::HAS_XATTRS) {
             for (name, _) in self.records.store().xattr_names(ino)? {
@@ -62,7 +98,7 @@ impl Namespace {
     }
 
     /// Sets an xattr.
-    pub(crate) fn op_setxattr(
+    pub(crate) fn set(
         &self,
         caller: &Caller,
         ino: Ino,
@@ -77,7 +113,7 @@ impl Namespace {
             return self.set_layout_xattr(caller, ino, own, value);
         }
         if name == publish_xattr::NAME {
-            return self.op_publish(caller, ino, value);
+            return self.publish(caller, ino, value);
         }
         check_xattr_name(name)?;
         if value.len() > XATTR_VALUE_MAX {
@@ -117,7 +153,7 @@ impl Namespace {
     /// `user.forebay.publish`: what all mounts wrote was asked for before this. With `final` nobody writes the file from now
     /// on: EPERM, also for who has it open. A mode that lets somebody write it takes that back. EBUSY for a file whose object a
     /// program has open itself, which nobody can stop, and does not close in a moment; that no mount has a striped file open is the caller's to know.
-    fn op_publish(&self, caller: &Caller, ino: Ino, value: &[u8]) -> Result<()> {
+    fn publish(&self, caller: &Caller, ino: Ino, value: &[u8]) -> Result<()> {
         let record = self.records.regular(ino)?;
         match value {
             NOW => return Ok(()),
@@ -210,7 +246,7 @@ impl Namespace {
     }
 
     /// Removes an xattr.
-    pub(crate) fn op_removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
         check_xattr_name(name)?;
         let mut txn = self.records.begin(caller);
         txn.use_reserve();

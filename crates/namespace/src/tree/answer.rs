@@ -1,13 +1,13 @@
 //! What the movers of a buffer's servers are told about the names and inodes of this shard
-//! (`proto::net::tree`). Asked by `sharded_tree`, of this server and of others.
+//! (`proto::net::tree`). Asked by `sharded`, of this server and of others.
 //!
-//! Each question is checked for its requester as in `tree`; nothing is locked while another shard
+//! Each question is checked for its requester as in [`LocalTree`]; nothing is locked while another shard
 //! is asked. What a change over shards has locked is waited for here.
 
-use super::ops::NewInode;
-use super::shards::{Patience, Where};
-use super::tree::{READ, SEARCH, WRITE, may_make};
-use super::{MAX_LOOKUPS, Named, Namespace};
+use super::{LocalTree, READ, SEARCH, WRITE, may_make};
+use crate::names::{MAX_LOOKUPS, Named};
+use crate::new_inodes::NewInode;
+use crate::shards::{Patience, Where};
 use forebay_interfaces::tree::BufferTree;
 use forebay_proto::api::CreateArgs;
 use forebay_proto::attr::{Attr, FileKind};
@@ -23,13 +23,15 @@ use forebay_proto::{Caller, Cookie, Errno, Ino, Result, ShardId};
 /// Bytes of a name in a listing besides its letters.
 const NAME_BYTES: usize = 24;
 
-impl Namespace {
+impl LocalTree {
     /// Answers a question about this shard.
-    pub fn answer_tree(&self, asked: &TreeAsked<'_>) -> TreeReply {
-        self.wait_settled();
+    pub fn answer(&self, asked: &TreeAsked<'_>) -> TreeReply {
+        if let Some(shards) = &self.shards {
+            shards.wait_settled();
+        }
         let mut patience = Patience::new();
         loop {
-            let replied = self.answer_tree_once(&asked.who, &asked.question);
+            let replied = self.answer_once(&asked.who, &asked.question);
             match replied {
                 Ok(reply) => return reply,
                 Err(Errno::ERESTART) => {}
@@ -41,7 +43,7 @@ impl Namespace {
         }
     }
 
-    fn answer_tree_once(&self, who: &Caller, question: &TreeQuestion<'_>) -> Result<TreeReply> {
+    fn answer_once(&self, who: &Caller, question: &TreeQuestion<'_>) -> Result<TreeReply> {
         match *question {
             TreeQuestion::Child { dir, name } => self.tree_child(who, dir, name),
             TreeQuestion::List { dir, after, limit } => self.tree_list(who, dir, after, limit),
@@ -77,7 +79,7 @@ impl Namespace {
             TreeQuestion::Sync => self.sync().map(|()| TreeReply::Done),
             TreeQuestion::SyncAll => self.sync_all().map(|()| TreeReply::Done),
             TreeQuestion::Status { ino, path } => {
-                let status = self.status_of(&self.attributes(ino)?, path)?;
+                let status = self.status_of(&self.attrs.of(ino)?, path)?;
                 serde_json::to_vec(&status).map(TreeReply::Bytes).map_err(|_| Errno::EIO)
             }
         }
@@ -85,8 +87,8 @@ impl Namespace {
 
     /// State of a file of this shard, for people.
     pub fn status_of(&self, attr: &Attr, path: &[u8]) -> Result<FileStatus> {
-        let fast_path = self.fast_path();
-        let layout = self.layout(attr.ino)?;
+        let fast_path = self.state.fast_path();
+        let layout = self.attrs.layout(attr.ino)?;
         Ok(FileStatus {
             path: PathBytes::new(path),
             ino: attr.ino.0,
@@ -106,17 +108,19 @@ impl Namespace {
             layout: Some(log_or_plain(layout.log).into()),
             host: None,
             near: None,
-            volatile: self.is_volatile(),
-            grade: self.grade(attr).into(),
+            volatile: self.state.is_volatile(),
+            grade: self.state.grade(attr).into(),
         })
     }
 
     /// Attributes, of a strict file after all that was written to it was published.
     fn attributes_for_copy(&self, ino: Ino) -> Result<Attr> {
-        if self.stripes.server_count() > 1 && self.layout(ino).is_ok_and(|layout| layout.strict) {
+        if self.stripes.server_count() > 1
+            && self.attrs.layout(ino).is_ok_and(|layout| layout.strict)
+        {
             self.logs.ask_writers(ino, None)?;
         }
-        self.attributes(ino)
+        self.attrs.of(ino)
     }
 
     fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -127,7 +131,7 @@ impl Namespace {
         self.search(who, dir)?;
         // A rename may replace the name between two reads: what it leads to then is found by another look.
         for _ in 0..MAX_LOOKUPS {
-            if let Some((ino, _)) = self.leads_elsewhere(dir, name)? {
+            if let Some((ino, _)) = self.names.leads_elsewhere(dir, name)? {
                 return Ok(TreeReply::Found(Found::Elsewhere(ino)));
             }
             let entry = self.records.store().entry(dir, name)?.ok_or(Errno::ENOENT)?;
@@ -247,7 +251,7 @@ impl Namespace {
     }
 
     fn named(&self, dir: Ino, name: &[u8], named: Named) -> TreeReply {
-        self.tell_entry(dir, name);
+        self.listeners.tell_entry(dir, name);
         TreeReply::Found(match named {
             Named::Here(entry, _) => {
                 self.reclaim.forget(entry.attr.ino, 1);
@@ -259,9 +263,9 @@ impl Namespace {
 
     fn tree_link(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<TreeReply> {
         self.permit_name(who, dir, name)?;
-        let linked = self.op_link(who, ino, dir, name, true)?;
+        let linked = self.names.link(who, ino, dir, name, true)?;
         if ino.shard() == self.records.shard() {
-            self.tell_inode(ino);
+            self.listeners.tell_inode(ino);
         }
         Ok(self.named(dir, name, linked))
     }
@@ -277,7 +281,7 @@ impl Namespace {
         self.permit(who, dir, &searched, WRITE)?;
         let args = CreateArgs { mode, umask: 0 };
         let new = NewInode { place: Where::Placed(None), ..NewInode::of(FileKind::Dir, args) };
-        match self.op_make(who, dir, name, &new) {
+        match self.names.make(who, dir, name, &new) {
             Ok(made) => Ok(self.named(dir, name, made)),
             // Made in between; a directory is found the next time.
             Err(Errno::EEXIST) => Err(Errno::ERESTART),
@@ -295,7 +299,7 @@ impl Namespace {
         may_make(who, new.kind, new.rdev)?;
         self.permit_name(who, dir, name)?;
         self.clear_name(who, dir, name)?;
-        let made = self.op_make(who, dir, name, &new)?;
+        let made = self.names.make(who, dir, name, &new)?;
         Ok(self.named(dir, name, made))
     }
 }

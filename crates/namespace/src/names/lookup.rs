@@ -1,22 +1,24 @@
-//! lookup, forget, getattr, readlink.
+//! lookup and peek, references that are taken by number, readlink.
 
-use super::super::{MAX_LOOKUPS, Namespace, merge};
-use forebay_interfaces::references::References;
+use super::Names;
+use crate::attributes::merge;
 use forebay_proto::api::NAME_MAX;
-use forebay_proto::api::ops::*;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Attr, Entry, Errno, Ino, Result};
 use forebay_store::record::InodeRecord;
 
-impl Namespace {
+/// How often a name is looked up whose inode is gone each time.
+pub(crate) const MAX_LOOKUPS: u32 = 16;
+
+impl Names {
     /// The entry, with one more reference to its inode. ESTALE if that is at another shard, or if the name was given
     /// to others again and again meanwhile.
-    pub(crate) fn op_lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.look_up(parent, name, |ino| self.entry_attributes(ino))
+    pub(crate) fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.look_up(parent, name, |ino| self.attrs.of_entry(ino))
     }
 
     /// The same, with what the record says.
-    pub(crate) fn op_lookup_without_object(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+    pub(crate) fn lookup_without_object(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.look_up(parent, name, |ino| Ok(merge(ino, &self.records.inode(ino)?, None)))
     }
 
@@ -109,24 +111,14 @@ impl Namespace {
 
     /// A reference handed out with a record that was just read or written.
     pub(super) fn entry_for(&self, ino: Ino, record: &InodeRecord) -> Result<Entry> {
-        Ok(Entry { attr: self.attr_of_entry(ino, record)? })
+        Ok(Entry { attr: self.attrs.of_entry_record(ino, record)? })
     }
 
     /// Target of a symbolic link.
-    pub(crate) fn op_readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         if self.records.inode(ino)?.kind() != FileKind::Symlink {
             return Err(Errno::EINVAL);
         }
         self.records.store().symlink(ino)?.ok_or(Errno::EIO)
-    }
-}
-
-impl References for Namespace {
-    fn take_reference(&self, ino: Ino) -> bool {
-        Namespace::take_reference(self, ino)
-    }
-
-    fn forget(&self, ino: Ino, count: u64) {
-        NameOps::forget(self, ino, count);
     }
 }

@@ -1,7 +1,8 @@
 //! rename with all its cases (rename(2)): plain, over an existing name, NOREPLACE, EXCHANGE, WHITEOUT,
 //! of directories between directories. What is about other shards is in `rename_over`.
 
-use super::super::{Namespace, check_name};
+use super::Names;
+use crate::check_name;
 use crate::records::{Records, Txn};
 use crate::shards::{MAX_DEPTH, push_parts, record_of};
 use forebay_proto::api::rename_flags;
@@ -18,9 +19,9 @@ pub(super) struct Side<'a> {
     pub(super) name: &'a [u8],
 }
 
-impl Namespace {
+impl Names {
     /// Renames.
-    pub(crate) fn op_rename(
+    pub(crate) fn rename(
         &self,
         caller: &Caller,
         from: (Ino, &[u8]),

@@ -7,14 +7,14 @@
 //! beginning, so nothing that was looked at is another one when it is decided, but for what the
 //! commit finds out itself.
 
-use super::super::Namespace;
+use super::Names;
 use super::rename::{Side, make_whiteout};
 use crate::records::Txn;
 use crate::shards::Joint;
 use forebay_proto::api::rename_flags;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::{NamesReply, Step, Wanted};
-use forebay_proto::{Caller, Errno, Ino, Result};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 use forebay_store::record::{Change, EntryRecord};
 
 /// What a rename is about. Cookies only of entries of this shard.
@@ -43,7 +43,7 @@ impl Looked<'_> {
     }
 }
 
-impl Namespace {
+impl Names {
     /// True if it is not an operation of this shard alone. What somebody else changes after this
     /// look is found when it is done: see `Txn::edit`, ESTALE.
     pub(super) fn is_over_shards(&self, from: Side<'_>, to: Side<'_>) -> Result<bool> {
@@ -95,7 +95,7 @@ impl Namespace {
         };
         let mut txn = self.records.begin(caller);
         txn.is_part_of(joint.txn());
-        must_be_as_looked(&mut txn, &looked, self)?;
+        must_be_as_looked(&mut txn, &looked, self.records.shard())?;
         let whiteout = whiteout.map(|like| make_whiteout(&mut txn, &like)).transpose()?;
         self.change_names(&mut txn, &mut joint, &looked, whiteout)?;
         self.change_moved(&mut txn, &mut joint, &looked)?;
@@ -247,10 +247,10 @@ fn prepared_name(joint: &mut Joint<'_>, from: Side<'_>) -> Result<EntryRecord> {
 }
 
 /// Directories of this shard are live, and its names lead where they led; they were held.
-fn must_be_as_looked(txn: &mut Txn<'_>, looked: &Looked<'_>, namespace: &Namespace) -> Result<()> {
+fn must_be_as_looked(txn: &mut Txn<'_>, looked: &Looked<'_>, here: ShardId) -> Result<()> {
     txn.live_dir(looked.to.dir)?;
     let mut same = txn.entry(looked.to.dir, looked.to.name)? == looked.target;
-    if looked.from.dir.shard() == namespace.records.shard() {
+    if looked.from.dir.shard() == here {
         txn.live_dir(looked.from.dir)?;
         same &= txn.entry(looked.from.dir, looked.from.name)? == Some(looked.source);
     }

@@ -1,9 +1,12 @@
 //! mknod, mkdir, symlink, create, tmpfile: everything that makes an inode, with its name or at
 //! another shard than it (`shards::place`).
 
-use super::super::shards::{Joint, Where, push_parts, record_of};
-use super::super::{Namespace, check_name, merge, records::Txn};
-use super::NewInode;
+use super::Names;
+use crate::attributes::merge;
+use crate::check_name;
+use crate::new_inodes::NewInode;
+use crate::records::Txn;
+use crate::shards::{Joint, Where, push_parts, record_of};
 use forebay_proto::api::{CreateArgs, SYMLINK_MAX};
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::{Layout, placement_index};
@@ -32,9 +35,9 @@ impl Named {
     }
 }
 
-impl Namespace {
+impl Names {
     /// Makes `new` under a name.
-    pub fn op_make(
+    pub fn make(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -167,7 +170,7 @@ impl Namespace {
 
     /// Makes a regular file without a name, referenced, with its object if it is not striped; never
     /// striped if it is to be `whole`. It is where its directory is.
-    pub fn op_tmpfile(
+    pub fn tmpfile(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -195,7 +198,7 @@ impl Namespace {
     }
 
     /// The same for a directory of another shard, which has said what the file is like.
-    pub(crate) fn op_tmpfile_like(
+    pub(crate) fn tmpfile_like(
         &self,
         caller: &Caller,
         made: &MadeInode,
@@ -241,7 +244,7 @@ impl Namespace {
     }
 
     /// Creates a regular file, with its object, to be open if it is here.
-    pub fn op_create(
+    pub fn create(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -251,7 +254,7 @@ impl Namespace {
     ) -> Result<Named> {
         self.reclaim.wait_reclaimed_if_short();
         let new = NewInode { with_object: true, place, ..NewInode::of(FileKind::File, args) };
-        self.op_make(caller, parent, name, &new)
+        self.make(caller, parent, name, &new)
     }
 
     fn undo_new(&self, ino: Ino, has_object: bool) {

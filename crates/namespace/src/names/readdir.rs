@@ -3,20 +3,20 @@
 //! Entries come in order of their cookies, which grow with insertion and are never reused, so
 //! a listing of a changing directory shows each surviving entry exactly once.
 
-use super::super::Namespace;
+use super::Names;
 use forebay_proto::api::DirEntry;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Attr, Caller, Cookie, Errno, Ino, Result};
 
-impl Namespace {
+impl Names {
     /// Highest cookie given out so far.
-    pub(crate) fn op_dir_limit(&self, ino: Ino) -> Result<Cookie> {
+    pub(crate) fn dir_limit(&self, ino: Ino) -> Result<Cookie> {
         let next = self.records.directory(ino)?.next_cookie;
         Ok(Cookie(next.0 - 1))
     }
 
     /// Lists; with `plus` each entry carries attributes and a reference.
-    pub(crate) fn op_readdir(
+    pub(crate) fn readdir(
         &self,
         ino: Ino,
         after: Cookie,
@@ -58,7 +58,7 @@ impl Namespace {
                 return sink(&dir_entry);
             }
             self.refs.add(entry.ino);
-            let attr: Attr = match self.entry_attributes(entry.ino) {
+            let attr: Attr = match self.attrs.of_entry(entry.ino) {
                 Ok(attr) => attr,
                 Err(_) => {
                     // Removed since; it does not survive, so it need not be shown.
@@ -78,7 +78,7 @@ impl Namespace {
     /// The directory's access time, by the mount's rule.
     fn touch_dir(&self, ino: Ino) -> Result<()> {
         let now = forebay_store::clock::stamp();
-        if !self.access_times_of_dirs.read().need_update(&self.attributes(ino)?, now) {
+        if !self.access_times.read().need_update(&self.attrs.of(ino)?, now) {
             return Ok(());
         }
         let mut txn = self.records.begin(&Caller::root());

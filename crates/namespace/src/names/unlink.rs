@@ -1,15 +1,16 @@
 //! unlink and rmdir, of what is here or at another shard.
 
-use super::super::{Namespace, check_name};
+use super::Names;
+use crate::check_name;
 use crate::shards::Joint;
 use forebay_proto::attr::FileKind;
 use forebay_proto::net::servers::{Step, Wanted};
 use forebay_proto::{Caller, Errno, Ino, Result};
 use forebay_store::record::{Change, EntryRecord};
 
-impl Namespace {
+impl Names {
     /// Removes a name that is not a directory.
-    pub(crate) fn op_unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
         // Dropped after the transaction, since it may ask another shard.
         let mut joint: Option<Joint<'_>> = None;
@@ -41,7 +42,7 @@ impl Namespace {
     }
 
     /// Removes an empty directory. It stays usable as `.` for who is in it.
-    pub(crate) fn op_rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         match name {
             b"." => return Err(Errno::EINVAL),
             b".." => return Err(Errno::ENOTEMPTY),

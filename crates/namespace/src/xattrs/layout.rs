@@ -4,7 +4,7 @@
 //! data, or while somebody may write it without asking: what is there already lies where it lies.
 //! Called by the xattr operations; `forebay stripe` goes by the same attributes.
 
-use super::super::Namespace;
+use super::Xattrs;
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::{
     COMMIT, LOG, Layout, PLAIN, Placement, STRICT, STRIPE_SIZE_MAX_BYTES, STRIPE_SIZE_UNIT_BYTES,
@@ -24,7 +24,7 @@ pub fn is_layout_xattr(name: &[u8]) -> bool {
     )
 }
 
-impl Namespace {
+impl Xattrs {
     /// What a layout attribute says, `None` for another one.
     pub(super) fn layout_xattr(
         &self,
@@ -138,7 +138,7 @@ impl Namespace {
         record: &InodeRecord,
         layout: Layout,
     ) -> Result<()> {
-        let attr = self.attributes(ino)?;
+        let attr = self.attrs.of(ino)?;
         if attr.size_bytes > 0 || attr.blocks_512 > 0 {
             return Err(Errno::EEXIST);
         }
@@ -153,7 +153,7 @@ impl Namespace {
         }
         if record.is_striped() && !layout.is_striped() {
             // Who has it open goes on there.
-            self.ensure_object(ino, &self.records.inode(ino)?)?;
+            self.attrs.ensure_object(ino, &self.records.inode(ino)?)?;
         }
         Ok(())
     }

@@ -5,8 +5,9 @@
 //! that has it (`stripe_object`): what the mover copies here is here. So only names
 //! and attributes cross, and lists of files. Made by `server` for a buffer of several servers.
 
+use super::LocalTree;
+use super::stripe_object::StripeObject;
 use crate::Namespace;
-use crate::stripe_object::StripeObject;
 use forebay_credentials::identity::as_server;
 use forebay_interfaces::peers::Peers;
 use forebay_interfaces::tree::{BufferTree, Data, NewFile, Spread, Striped};
@@ -65,6 +66,8 @@ impl Drop for Place {
 /// The tree.
 pub struct ShardedTree {
     namespace: Arc<Namespace>,
+    /// What of it is here.
+    local: LocalTree,
     peers: Arc<dyn Peers>,
     /// By directory and user.
     inherited: Mutex<HashMap<(Ino, u32), (Instant, MadeInode)>>,
@@ -73,7 +76,7 @@ pub struct ShardedTree {
 impl ShardedTree {
     /// Seen from the server of `namespace`.
     pub fn new(namespace: Arc<Namespace>, peers: Arc<dyn Peers>) -> ShardedTree {
-        ShardedTree { namespace, peers, inherited: Mutex::default() }
+        ShardedTree { local: namespace.tree(), namespace, peers, inherited: Mutex::default() }
     }
 
     /// Asks every server for the same.
@@ -107,7 +110,7 @@ impl ShardedTree {
     pub fn put(&self, to: ShardId, who: &Caller, question: TreeQuestion<'_>) -> Result<TreeReply> {
         let asked = TreeAsked { who: who.clone(), question };
         let reply = match to == self.peers.mine() {
-            true => self.namespace.answer_tree(&asked),
+            true => self.local.answer(&asked),
             false => self.ask(to, &asked)?,
         };
         match reply {
@@ -194,28 +197,28 @@ struct StripedFile {
 
 impl Striped for StripedFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        as_server(|| self.namespace.op_read(self.ino, offset, buf))
+        as_server(|| self.namespace.data().read(self.ino, offset, buf))
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize> {
-        as_server(|| self.namespace.op_write(self.ino, offset, data, WriteMode::default()))
+        as_server(|| self.namespace.data().write(self.ino, offset, data, WriteMode::default()))
     }
 
     fn set_len(&self, size_bytes: u64) -> Result<()> {
         let change = SetAttr { size_bytes: Some(size_bytes), ..SetAttr::default() };
-        as_server(|| self.namespace.op_setattr(&Caller::root(), self.ino, &change).map(drop))
+        as_server(|| self.namespace.attrs().set(&Caller::root(), self.ino, &change).map(drop))
     }
 
     fn size_bytes(&self) -> Result<u64> {
-        as_server(|| self.namespace.attributes(self.ino).map(|attr| attr.size_bytes))
+        as_server(|| self.namespace.attrs().of(self.ino).map(|attr| attr.size_bytes))
     }
 
     fn seek(&self, offset: u64, whence: u32) -> Result<u64> {
-        as_server(|| self.namespace.op_seek(self.ino, offset, whence))
+        as_server(|| self.namespace.data().seek(self.ino, offset, whence))
     }
 
     fn spread(&self) -> Option<Spread> {
-        let layout = self.namespace.layout(self.ino).ok()?;
+        let layout = self.namespace.attrs().layout(self.ino).ok()?;
         // What is in logs is read by the index, here.
         if layout.log && as_server(|| self.namespace.logs().is_in_logs(self.ino)).unwrap_or(true) {
             return None;
@@ -290,11 +293,11 @@ impl BufferTree for ShardedTree {
         if !self.is_here(ino) {
             return Err(Errno::EXDEV);
         }
-        if !self.namespace.layout(ino)?.is_striped() {
-            return self.namespace.open_read(who, ino);
+        if !self.namespace.attrs().layout(ino)?.is_striped() {
+            return self.local.open_read(who, ino);
         }
         // May it be read?
-        self.namespace.read_from(who, ino, 0, &mut [])?;
+        self.local.read_from(who, ino, 0, &mut [])?;
         Ok(self.striped(ino))
     }
 
@@ -316,33 +319,33 @@ impl BufferTree for ShardedTree {
 
     fn begin_file(&self, who: &Caller, dir: Ino, size_bytes: u64) -> Result<NewFile> {
         let made = self.inherit(who, dir)?;
-        let (ino, object) = self.namespace.begin_file_like(who, &made, size_bytes)?;
+        let (ino, object) = self.local.begin_file_like(who, &made, size_bytes)?;
         let file = object.map_or_else(|| self.striped(ino), Data::from);
         Ok(NewFile { ino, file })
     }
 
     fn grow_file(&self, ino: Ino, size_bytes: u64) -> Result<()> {
-        match self.namespace.layout(ino)?.is_striped() {
+        match self.namespace.attrs().layout(ino)?.is_striped() {
             // Its objects take space as they are written.
             true => Ok(()),
-            false => self.namespace.grow_file(ino, size_bytes),
+            false => self.local.grow_file(ino, size_bytes),
         }
     }
 
     fn finish_file(&self, ino: Ino) -> Result<()> {
-        self.namespace.finish_file(ino)
+        self.local.finish_file(ino)
     }
 
     fn publish(&self, who: &Caller, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         let question = TreeQuestion::Link { dir, name, ino };
         let reply = self.put(dir.shard(), who, question)?;
         let attr = self.found(who, reply)?;
-        self.namespace.published(ino);
+        self.local.published(ino);
         Ok(attr)
     }
 
     fn abandon(&self, ino: Ino) {
-        self.namespace.abandon(ino);
+        self.local.abandon(ino);
     }
 
     fn mkdir(&self, who: &Caller, dir: Ino, name: &[u8], mode: u32) -> Result<Attr> {

@@ -3,8 +3,9 @@
 //! Size and data times of a file with an object are set on the object; an ACL follows chmod
 //! (FUSE leaves that to the server).
 
-use super::super::{Namespace, records::Txn};
-use super::data::not_final;
+use super::Attributes;
+use crate::data::not_final;
+use crate::records::Txn;
 use forebay_credentials::privileges;
 use forebay_proto::acl::{self, Acl};
 use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
@@ -12,14 +13,14 @@ use forebay_proto::{Caller, Errno, Ino, ObjectId, Result};
 use forebay_store::record::{Change, InodeRecord, inode_flags};
 
 /// Who has one of these may write.
-pub(super) const ANY_WRITE: u32 = 0o222;
+pub(crate) const ANY_WRITE: u32 = 0o222;
 
 /// xattr that a write must take off.
-pub(super) const CAPABILITY: &[u8] = b"security.capability";
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
-impl Namespace {
+impl Attributes {
     /// Changes attributes and returns them.
-    pub(crate) fn op_setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+    pub(crate) fn set(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
         let record = self.records.inode(ino)?;
         if let Some(size_bytes) = change.size_bytes {
             self.set_size(ino, &record, size_bytes)?;
@@ -78,7 +79,7 @@ impl Namespace {
         } else {
             drop(txn);
         }
-        self.attributes(ino)
+        self.of(ino)
     }
 
     fn set_size(&self, ino: Ino, record: &InodeRecord, size_bytes: u64) -> Result<()> {
@@ -99,7 +100,7 @@ impl Namespace {
     }
 
     /// Makes the object of a file made by mknod at its first use.
-    pub(super) fn ensure_object(&self, ino: Ino, record: &InodeRecord) -> Result<()> {
+    pub(crate) fn ensure_object(&self, ino: Ino, record: &InodeRecord) -> Result<()> {
         if record.has(inode_flags::HAS_OBJECT) {
             return Ok(());
         }
@@ -121,7 +122,7 @@ impl Namespace {
 
     /// Takes suid, sgid and capabilities off before a write by `who` (`None`: not told), if there are
     /// any that go.
-    pub(super) fn kill_for_write(
+    pub(crate) fn kill_for_write(
         &self,
         ino: Ino,
         record: &InodeRecord,
@@ -140,7 +141,7 @@ impl Namespace {
     }
 
     /// Takes `security.capability` off, and leaves suid and sgid.
-    pub(super) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn drop_capabilities(&self, ino: Ino) -> Result<()> {
         let mut txn = self.records.begin_part();
         drop_capabilities(&mut txn, ino)?;
         let now = txn.now;

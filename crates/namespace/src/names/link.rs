@@ -2,8 +2,9 @@
 //! O_TMPFILE. With `replace` (the mover's publish) an existing file gives way atomically. Inode and
 //! the file that gives way may be at other shards.
 
-use super::super::{Namespace, check_name};
 use super::Named;
+use super::Names;
+use crate::check_name;
 use crate::records::Txn;
 use crate::shards::Joint;
 use forebay_proto::api::LINK_MAX;
@@ -12,9 +13,9 @@ use forebay_proto::net::servers::{NamesReply, Step, Wanted};
 use forebay_proto::{Caller, Errno, Ino, Result};
 use forebay_store::record::EntryRecord;
 
-impl Namespace {
+impl Names {
     /// Links; an entry returned is referenced.
-    pub fn op_link(
+    pub fn link(
         &self,
         caller: &Caller,
         ino: Ino,
