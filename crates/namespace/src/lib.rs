@@ -104,7 +104,6 @@ pub struct Namespace {
     /// The other shards; `None` for a buffer that has one.
     shards: Option<Arc<Coordinator>>,
     waits: Arc<ShardWaits>,
-    placement: Arc<Placement>,
     new_inodes: Arc<NewInodes>,
     space: Arc<Space>,
     reclaim: Arc<Reclaimer>,
@@ -203,7 +202,6 @@ impl Namespace {
             programs: Arc::clone(&base.programs),
             shards,
             waits,
-            placement,
             new_inodes,
             stripes,
             striped,

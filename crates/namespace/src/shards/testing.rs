@@ -73,7 +73,7 @@ impl Testing<'_> {
 
     /// All shards may get new inodes again.
     pub fn pass_over_none(&self) {
-        self.0.placement.pass_over_none();
+        self.shards().pass_over_none();
     }
 
     /// What is not finished here.

@@ -89,6 +89,12 @@ impl Coordinator {
         self.links.set_patience(patience);
     }
 
+    /// All shards may get new inodes again.
+    #[cfg(any(debug_assertions, feature = "failpoints"))]
+    pub(in crate::shards) fn pass_over_none(&self) {
+        self.participant.pass_over_none();
+    }
+
     /// What is not finished.
     #[cfg(any(debug_assertions, feature = "failpoints"))]
     pub(in crate::shards) fn unfinished(&self) -> Unfinished {

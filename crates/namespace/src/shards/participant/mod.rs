@@ -62,6 +62,12 @@ impl Participant {
         }
     }
 
+    /// All shards may get new inodes again.
+    #[cfg(any(debug_assertions, feature = "failpoints"))]
+    pub(in crate::shards) fn pass_over_none(&self) {
+        self.placement.pass_over_none();
+    }
+
     /// Those who are to stop to believe what changes.
     pub(in crate::shards) fn set_believers(&self, believers: Arc<dyn Believers>) {
         *self.believers.write() = Some(believers);
