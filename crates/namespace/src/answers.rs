@@ -3,17 +3,22 @@
 //!
 //! A change of names or attributes is one batch of the store and its answer is in it (see `txn`).
 //! Data is not in the log, so a call that appends or sets a size writes down first what it is
-//! about to do, and then that it is done; `settle_answers` finds at the next start what came of
+//! about to do, and then that it is done; [`Answers::settle`] finds at the next start what came of
 //! those that were killed in between.
 //!
 //! Invariant of the callers: from the first note to the last of such a call, no other call of a
 //! client changes the object. `alone` says that no kernel could either: what the object shows
 //! after a kill is then this call's doing alone.
 
-use super::Namespace;
+use super::attributes::Attributes;
+use super::base::Base;
+use super::data::FileData;
+use super::records::Records;
+use super::striped::Keep;
 use forebay_proto::{Caller, Errno, Ino, ObjectId, RequestId, Result};
-use forebay_store::metadata::Batch;
+use forebay_store::objects::Objects;
 use forebay_store::record::{AnswerRecord, Answered, Change, KeptAnswer, slot_of};
+use std::sync::Arc;
 
 /// Answers settled by one record of the log.
 const BATCH_ANSWERS: usize = 1024;
@@ -23,37 +28,56 @@ const SEARCH_MAX_BYTES: u64 = 64 << 20;
 /// Bytes read at a time meanwhile.
 const SEARCH_WINDOW_BYTES: usize = 1 << 20;
 
-impl Namespace {
+/// The answers.
+pub struct Answers {
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    keep: Arc<Keep>,
+    attrs: Arc<Attributes>,
+    data: Arc<FileData>,
+}
+
+impl Answers {
+    /// On record here.
+    pub(crate) fn new(
+        base: &Base,
+        keep: &Arc<Keep>,
+        attrs: &Arc<Attributes>,
+        data: &Arc<FileData>,
+    ) -> Answers {
+        Answers {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            keep: Arc::clone(keep),
+            attrs: Arc::clone(attrs),
+            data: Arc::clone(data),
+        }
+    }
+
     /// Writes down what is about to become, or has become, of a caller's call.
-    pub fn note_answer(&self, caller: &Caller, what: Answered) -> Result<()> {
+    pub fn note(&self, caller: &Caller, what: Answered) -> Result<()> {
         let (slot, seq) = slot_of(caller.request);
         let answer = AnswerRecord { seq, what };
         let change = Change::PutAnswer { client: caller.request.client, slot, answer };
-        self.commit_answers(caller.request, vec![change])
+        self.records.commit(caller.request, vec![change])
     }
 
     /// Forgets a client.
-    pub fn forget_answers(&self, client: u64) -> Result<()> {
-        self.commit_answers(RequestId::default(), vec![Change::DelAnswers(client)])
-    }
-
-    pub(super) fn commit_answers(&self, request: RequestId, changes: Vec<Change>) -> Result<()> {
-        let _writer = self.writer.lock();
-        self.store.commit(Batch { request, changes, may_use_reserve: true })?;
-        Ok(())
+    pub fn forget(&self, client: u64) -> Result<()> {
+        self.records.commit(RequestId::default(), vec![Change::DelAnswers(client)])
     }
 
     /// At the start, before any client is heard: ends what a kill interrupted between two notes,
     /// and returns all answers.
-    pub fn settle_answers(&self) -> Result<Vec<KeptAnswer>> {
-        let mut answers = self.store.answers()?;
+    pub fn settle(&self) -> Result<Vec<KeptAnswer>> {
+        let mut answers = self.records.store().answers()?;
         let mut changes = Vec::new();
         for ((client, slot), answer) in &mut answers {
             if let Answered::Appending { ino, .. } | Answered::Truncating { ino, .. } = answer.what
-                && self.store.inode(ino)?.is_some_and(|record| record.is_striped())
+                && self.records.store().inode(ino)?.is_some_and(|record| record.is_striped())
             {
                 // Other servers have to be asked, and may be away.
-                self.striped.keep.unsettled((*client, *slot), ino, *answer);
+                self.keep.unsettled((*client, *slot), ino, *answer);
                 continue;
             }
             let settled = match answer.what {
@@ -74,7 +98,7 @@ impl Namespace {
             changes.push(Change::PutAnswer { client: *client, slot: *slot, answer: *answer });
         }
         for batch in changes.chunks(BATCH_ANSWERS) {
-            self.commit_answers(RequestId::default(), batch.to_vec())?;
+            self.records.commit(RequestId::default(), batch.to_vec())?;
         }
         Ok(answers)
     }
@@ -100,12 +124,12 @@ impl Namespace {
     /// could append at the same time.
     pub fn has_appended(&self, ino: Ino, from: u64, data: &[u8]) -> Result<bool> {
         let Some(&first) = data.first() else { return Ok(true) };
-        let end = self.attributes(ino)?.size_bytes.min(from.saturating_add(SEARCH_MAX_BYTES));
+        let end = self.attrs.of(ino)?.size_bytes.min(from.saturating_add(SEARCH_MAX_BYTES));
         let mut window = vec![0; SEARCH_WINDOW_BYTES.max(2 * data.len())];
         let mut at = from;
         while at + data.len() as u64 <= end {
             let want = window.len().min((end - at) as usize);
-            let have = self.op_read(ino, at, &mut window[..want])?;
+            let have = self.data.read(ino, at, &mut window[..want])?;
             let bytes = &window[..have];
             let starts = (have + 1).saturating_sub(data.len());
             let begins = |i: &usize| bytes[*i] == first && bytes[*i..].starts_with(data);

@@ -1,9 +1,10 @@
-//! `FileSystem` for the namespace: each call goes to its operation in `ops/`. What is made is made
-//! on this shard: the calls of sessions, which may be placed elsewhere, go to `ops/` directly.
+//! `FileSystem` for the namespace: each call goes to the component whose it is. What is made is made
+//! on this shard: the calls of sessions, which may be placed elsewhere, go to `names` directly.
 
 use super::Namespace;
-use super::ops::NewInode;
+use super::new_inodes::NewInode;
 use super::shards::Where;
+use forebay_interfaces::references::References;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{
     AccessTimes, CreateArgs, DirEntry, LocalFiles, Notify, Opened, SharedNames, StatFs, WriteMode,
@@ -16,15 +17,15 @@ use std::time::Duration;
 
 impl NameOps for Namespace {
     fn lookup(&self, _caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.op_lookup(parent, name)
+        self.names.lookup(parent, name)
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        self.op_forget(ino, count);
+        self.reclaim.forget(ino, count);
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.op_readlink(ino)
+        self.names.readlink(ino)
     }
 
     fn mknod(
@@ -37,29 +38,29 @@ impl NameOps for Namespace {
         rdev: u32,
     ) -> Result<Entry> {
         let new = NewInode { rdev, ..NewInode::of(kind, args) };
-        Ok(self.op_make(caller, parent, name, &new)?.here()?.0)
+        Ok(self.names.make(caller, parent, name, &new)?.here()?.0)
     }
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
-        Ok(self.op_make(caller, parent, name, &NewInode::of(FileKind::Dir, args))?.here()?.0)
+        Ok(self.names.make(caller, parent, name, &NewInode::of(FileKind::Dir, args))?.here()?.0)
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
         let args = CreateArgs { mode: 0o777, umask: 0 };
         let new = NewInode { target, ..NewInode::of(FileKind::Symlink, args) };
-        Ok(self.op_make(caller, parent, name, &new)?.here()?.0)
+        Ok(self.names.make(caller, parent, name, &new)?.here()?.0)
     }
 
     fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
-        Ok(self.op_link(caller, ino, parent, name, false)?.here()?.0)
+        Ok(self.names.link(caller, ino, parent, name, false)?.here()?.0)
     }
 
     fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.op_unlink(caller, parent, name)
+        self.names.unlink(caller, parent, name)
     }
 
     fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.op_rmdir(caller, parent, name)
+        self.names.rmdir(caller, parent, name)
     }
 
     fn rename(
@@ -71,8 +72,8 @@ impl NameOps for Namespace {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
-        self.with_reclaimed(|| {
-            self.op_rename(caller, (parent, name), (new_parent, new_name), flags)
+        self.reclaim.with_reclaimed(|| {
+            self.names.rename(caller, (parent, name), (new_parent, new_name), flags)
         })
     }
 
@@ -84,7 +85,7 @@ impl NameOps for Namespace {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        let made = self.op_create(caller, parent, name, args, Where::Here)?;
+        let made = self.names.create(caller, parent, name, args, Where::Here)?;
         let (entry, object) = made.here()?;
         Ok((entry, Opened { local: object.filter(|_| want_local).map(Arc::new) }))
     }
@@ -97,13 +98,13 @@ impl NameOps for Namespace {
         args: CreateArgs,
         open_flags: u32,
     ) -> Result<(Entry, Option<File>)> {
-        self.wait_reclaimed_if_short();
+        self.reclaim.wait_reclaimed_if_short();
         let new = NewInode {
             with_object: true,
             open_flags: Some(open_flags),
             ..NewInode::of(FileKind::File, args)
         };
-        self.op_make(caller, parent, name, &new)?.here()
+        self.names.make(caller, parent, name, &new)?.here()
     }
 
     fn tmpfile(
@@ -113,18 +114,18 @@ impl NameOps for Namespace {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        let (entry, object) = self.op_tmpfile(caller, parent, args, false)?;
+        let (entry, object) = self.names.tmpfile(caller, parent, args, false)?;
         let local = object.filter(|_| want_local).map(Arc::new);
         Ok((entry, Opened { local }))
     }
 
     fn fsyncdir(&self, _ino: Ino) -> Result<()> {
-        self.store.sync()?;
+        self.records.store().sync()?;
         Ok(())
     }
 
     fn dir_limit(&self, ino: Ino) -> Result<Cookie> {
-        self.op_dir_limit(ino)
+        self.names.dir_limit(ino)
     }
 
     fn readdir(
@@ -134,7 +135,7 @@ impl NameOps for Namespace {
         limit: Cookie,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.op_readdir(ino, after, limit, false, sink)
+        self.names.readdir(ino, after, limit, false, sink)
     }
 
     fn readdir_plus(
@@ -144,17 +145,17 @@ impl NameOps for Namespace {
         limit: Cookie,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.op_readdir(ino, after, limit, true, sink)
+        self.names.readdir(ino, after, limit, true, sink)
     }
 }
 
 impl AttrOps for Namespace {
     fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.attributes(ino)
+        self.attrs.of(ino)
     }
 
     fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        self.op_setattr(caller, ino, change)
+        self.attrs.set(caller, ino, change)
     }
 
     fn attr_ttl(&self, _ino: Ino) -> Duration {
@@ -175,7 +176,7 @@ impl DataOps for Namespace {
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Opened> {
-        self.op_open(caller, ino, open_flags, kill_suid, want_local)
+        self.data.open(caller, ino, open_flags, kill_suid, want_local)
     }
 
     fn flush(&self, _ino: Ino) -> Result<()> {
@@ -183,23 +184,23 @@ impl DataOps for Namespace {
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        self.op_read(ino, offset, buffer)
+        self.data.read(ino, offset, buffer)
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
-        self.op_write(ino, offset, data, mode)
+        self.data.write(ino, offset, data, mode)
     }
 
     fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        self.op_fsync(ino, data_only)
+        self.data.fsync(ino, data_only)
     }
 
     fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
-        self.op_fallocate(&Caller::root(), ino, mode, offset, length)
+        self.data.fallocate(&Caller::root(), ino, mode, offset, length)
     }
 
     fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        self.op_seek(ino, offset, whence)
+        self.data.seek(ino, offset, whence)
     }
 
     fn copy_file_range(
@@ -210,32 +211,32 @@ impl DataOps for Namespace {
         target_offset: u64,
         length: u64,
     ) -> Result<u64> {
-        self.op_copy_range((source, source_offset), (target, target_offset), length)
+        self.data.copy_range((source, source_offset), (target, target_offset), length)
     }
 
     fn release(&self, ino: Ino, _local: bool) {
-        self.op_release(ino);
+        self.reclaim.released(ino);
     }
 
     fn local_files(&self) -> Option<&dyn LocalFiles> {
         // Where this process counts the space, a write that passes it by would not be counted; and of several
         // servers another one may have the file.
-        let whole = self.objects.accounting().is_none() && self.is_alone();
+        let whole = self.objects.accounting().is_none() && self.records.is_alone();
         whole.then_some(self as &dyn LocalFiles)
     }
 
     fn space_is_coming(&self) -> bool {
-        self.op_space_is_coming()
+        self.reclaim.space_is_coming()
     }
 }
 
 impl XattrOps for Namespace {
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.op_getxattr(ino, name)
+        self.xattrs.get(ino, name)
     }
 
     fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.op_listxattr(ino)
+        self.xattrs.list(ino)
     }
 
     fn setxattr(
@@ -247,30 +248,30 @@ impl XattrOps for Namespace {
         flags: u32,
         kill_sgid: bool,
     ) -> Result<()> {
-        self.op_setxattr(caller, ino, name, value, flags, kill_sgid)
+        self.xattrs.set(caller, ino, name, value, flags, kill_sgid)
     }
 
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        self.op_removexattr(caller, ino, name)
+        self.xattrs.remove(caller, ino, name)
     }
 }
 
 impl FileSystem for Namespace {
     fn statfs(&self) -> Result<StatFs> {
-        self.op_statfs()
+        self.data.statfs()
     }
 
     fn sync_all(&self) -> Result<()> {
-        self.op_sync_all()
+        self.data.sync_all()
     }
 
     fn set_access_times(&self, files: AccessTimes, dirs: AccessTimes) {
         self.objects.set_quiet_reads(files == AccessTimes::Never);
-        *self.access_times_of_dirs.write() = dirs;
+        self.names.set_access_times(dirs);
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {
-        self.set_listener(notify);
+        self.listeners.set(notify);
     }
 }
 
@@ -280,7 +281,7 @@ impl LocalFiles for Namespace {
     }
 
     fn lookup_without_object(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.op_lookup_without_object(parent, name)
+        self.names.lookup_without_object(parent, name)
     }
 
     fn inode_of(&self, file: &File) -> Result<Ino> {
@@ -288,11 +289,7 @@ impl LocalFiles for Namespace {
     }
 
     fn is_in_use(&self, ino: Ino) -> bool {
-        match self.objects.is_open_elsewhere(ObjectId::whole(ino)) {
-            Ok(open) => open,
-            // It is gone: nothing is left to be kept for anybody.
-            Err(errno) => errno != Errno::ENOENT,
-        }
+        self.programs.is_in_use(ino)
     }
 
     fn device(&self) -> u64 {
@@ -300,6 +297,16 @@ impl LocalFiles for Namespace {
     }
 
     fn shared_names(&self) -> Option<&dyn SharedNames> {
-        Some(self)
+        Some(&*self.programs)
+    }
+}
+
+impl References for Namespace {
+    fn take_reference(&self, ino: Ino) -> bool {
+        self.names.take_reference(ino)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        self.reclaim.forget(ino, count);
     }
 }

@@ -2,14 +2,26 @@
 //!
 //! Called with no lock held.
 
-use super::Namespace;
+use super::refs::Refs;
 use forebay_proto::Ino;
 use forebay_proto::api::Notify;
+use parking_lot::RwLock;
 use std::sync::Arc;
 
-impl Namespace {
+/// Who hears of changes.
+pub(crate) struct Listeners {
+    refs: Arc<Refs>,
+    notify: RwLock<Option<Arc<dyn Notify>>>,
+}
+
+impl Listeners {
+    /// Nobody yet. `refs` tells what clients know.
+    pub(crate) fn new(refs: Arc<Refs>) -> Listeners {
+        Listeners { refs, notify: RwLock::new(None) }
+    }
+
     /// Sets who hears of changes.
-    pub(super) fn set_listener(&self, notify: Arc<dyn Notify>) {
+    pub(crate) fn set(&self, notify: Arc<dyn Notify>) {
         *self.notify.write() = Some(notify);
     }
 
@@ -20,7 +32,7 @@ impl Namespace {
     /// A name changed behind the client's back. A client that does not reference the directory
     /// has no name in it either (each cached name holds its directory), so nobody is told: most
     /// files of a tree that is staged in are new in a directory that no client has seen.
-    pub(super) fn tell_entry(&self, dir: Ino, name: &[u8]) {
+    pub(crate) fn tell_entry(&self, dir: Ino, name: &[u8]) {
         if !self.client_knows(dir) {
             return;
         }
@@ -32,7 +44,7 @@ impl Namespace {
 
     /// An inode changed behind the client's back. Without a reference there are neither
     /// attributes nor data of it in the client's caches.
-    pub(super) fn tell_inode(&self, ino: Ino) {
+    pub(crate) fn tell_inode(&self, ino: Ino) {
         if !self.client_knows(ino) {
             return;
         }
@@ -43,7 +55,7 @@ impl Namespace {
 
     /// Waits until clients have heard of what was told before: who is told next that a plan is done
     /// finds what it made.
-    pub(super) fn wait_heard(&self) {
+    pub(crate) fn wait_heard(&self) {
         if let Some(n) = self.listener() {
             n.wait_heard();
         }

@@ -1,105 +1,127 @@
 //! The namespace of one shard: names, inodes, and the operations on them.
 //!
+//! Components, each with its own fields and locks; each uses those above it in the table, and none below.
+//!
+//! | component | what it owns |
+//! | --- | --- |
+//! | `records` | the store and its one writer: every batch is committed there; numbers of inodes |
+//! | `holds` | names and directories that changes over shards have locked |
+//! | `program_names` | what programs read in shared memory |
+//! | `space`, `refs`, `reclaim` | what is free; who is referenced; the queue of what is removed, and waiting for its space |
+//! | `striped` | objects of striped files, indexes of logs, what has to be done later |
+//! | `new_inodes` | what new inodes are like |
+//! | `shards` | operations over shards: links to the others, what is under way, where new inodes go |
+//! | `removal` | removing inodes for good, in a thread |
+//! | `service_state` | what people are told: fast path, grade of safety |
+//! | `attributes`, `xattrs`, `data`, `names` | the operations; of names one file for each |
+//! | `answers`, `recover`, `invalidate` | kept answers; what a start found; who hears of changes |
+//!
+//! [`Namespace`] makes them, and is what a mount calls (`FileSystem`, in `filesystem`); a mover calls a [`LocalTree`] or
+//! [`ShardedTree`] (`tree`), and sessions call the components that they need.
+//!
 //! Invariants
-//! * One writer at a time (`writer`); each operation is one batch of the store, so it is whole
+//! * One writer at a time (`records`); each operation is one batch of the store, so it is whole
 //!   or absent after any crash, in the order of the batches.
 //! * A regular file's size, data times and blocks are its object's; the inode record holds the
 //!   rest. An object exists before the record that points to it, and is removed only after the
 //!   record that gave it up is durable: a crash leaves at most unreferenced objects, which
 //!   recovery removes.
 //! * An inode without names is on the persistent orphan list until no client references it.
-//!
-//! `FileSystem` (filesystem.rs) is what a mount calls, `BufferTree` (tree.rs) what the mover
-//! calls; both go through the operations in `ops/`, one file per operation.
+//! * Lock order: the writer's lock, then one of those of `program_names`, `holds`, `refs` or the table of `shards`. No lock is
+//!   held while another server is asked, but for that of a file's index (`striped::logged`).
 
 mod answers;
+mod attributes;
+mod base;
 mod check;
+mod data;
 mod filesystem;
+mod holds;
 mod invalidate;
 mod names;
-mod ops;
+mod new_inodes;
+mod program_names;
 mod reclaim;
+mod records;
 mod recover;
 mod refs;
-mod sharded_tree;
+mod removal;
+mod service_state;
 pub mod shards;
-mod stripe_object;
+mod space;
 mod striped;
 mod tree;
-mod tree_answer;
-mod txn;
+mod xattrs;
 
 #[cfg(test)]
 mod tests;
 
+pub use answers::Answers;
+pub use attributes::Attributes;
 pub use check::check_objects;
-pub use ops::{Named, NewInode, OWN_XATTRS, is_layout_xattr};
-pub use recover::RecoveryReport;
-pub use sharded_tree::ShardedTree;
+pub use data::FileData;
+pub use names::{Named, Names};
+pub use new_inodes::NewInode;
+pub use recover::{Recovery, RecoveryReport};
+pub use service_state::FastPath;
 pub use shards::Where;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 pub use shards::testing;
-pub use striped::{Asked, LogWriters, Mapped, Now, Published, SIZE_UNKNOWN};
+pub use striped::{
+    Asked, LogWriters, LoggedFiles, Mapped, Now, Published, SIZE_UNKNOWN, StripeObjects,
+    StripedFiles,
+};
+pub use tree::{LocalTree, ShardedTree};
+pub use xattrs::{OWN as OWN_XATTRS, is_layout_xattr};
 
+use base::Base;
 use forebay_interfaces::peers::Peers;
-use forebay_proto::api::{AccessTimes, NAME_MAX, Notify};
-use forebay_proto::attr::{Attr, FileKind, Timestamp};
+use forebay_proto::api::NAME_MAX;
 use forebay_proto::ids::ShardId;
-use forebay_proto::{Errno, Ino, ObjectId, Result};
+use forebay_proto::net::servers::{NamesQuestion, NamesReply};
+use forebay_proto::{Errno, Ino, Result};
 use forebay_store::metadata::NamespaceStore;
-use forebay_store::objects::{ObjectStat, Objects};
-use forebay_store::record::{InodeRecord, inode_flags};
-use parking_lot::{Mutex, RwLock};
-use refs::Refs;
-use std::collections::{HashMap, HashSet};
+use forebay_store::objects::Objects;
+use invalidate::Listeners;
+use new_inodes::NewInodes;
+use program_names::ProgramNames;
+use reclaim::Reclaimer;
+use records::Records;
+use removal::Remover;
+use service_state::ServiceState;
+use shards::{Coordinator, Placement, ShardLinks, ShardWaits};
+use space::Space;
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Inode numbers taken from the store at a time; a crash skips at most this many.
-const INO_CHUNK: u64 = 1024;
-/// Preferred I/O size told to programs.
-const BLKSIZE_BYTES: u32 = forebay_preload_wire::names::BLKSIZE_BYTES;
-/// Files whose last fsync is remembered, for telling the grade of safety reached.
-const MAX_REMEMBERED_FSYNCS: usize = 65_536;
-/// How often a name is looked up whose inode is gone each time.
-const MAX_LOOKUPS: u32 = 16;
-
-/// What only the one writer touches.
-struct Writer {
-    next_ino: u64,
-    ino_limit: u64,
-}
-
-/// Why opens do not go by passthrough, or that they do; set once by who mounts.
-pub type FastPath = std::result::Result<(), String>;
+use striped::{Indexes, Keep, Upkeep};
+use xattrs::Xattrs;
 
 /// The namespace of one shard and the objects of its files.
 pub struct Namespace {
-    shard: ShardId,
-    store: Arc<dyn NamespaceStore>,
+    /// Names and inodes.
+    records: Arc<Records>,
     objects: Arc<Objects>,
     /// The other shards; `None` for a buffer that has one.
-    shards: Option<shards::Shards>,
-    writer: Mutex<Writer>,
-    refs: Refs,
-    reclaim: reclaim::Reclaimer,
+    shards: Option<Arc<Coordinator>>,
+    waits: Arc<ShardWaits>,
+    new_inodes: Arc<NewInodes>,
+    space: Arc<Space>,
+    reclaim: Arc<Reclaimer>,
     /// What programs read in shared memory.
-    names: names::Shared,
-    notify: RwLock<Option<Arc<dyn Notify>>>,
-    capacity_bytes: AtomicU64,
-    volatile: bool,
-    fast_path: RwLock<FastPath>,
-    fsynced: Mutex<HashMap<Ino, (Timestamp, Timestamp)>>,
-    hold_orphans: bool,
-    striped: striped::Striped,
-    /// Inodes without names that are kept for clients of the last server.
-    held_orphans: Mutex<Vec<Ino>>,
-    /// Files that the start found without their data.
-    made_empty: Mutex<HashSet<Ino>>,
-    /// Operations committed, for idleness checks.
-    commits: AtomicU64,
-    /// When listings store access times.
-    access_times_of_dirs: RwLock<AccessTimes>,
+    programs: Arc<ProgramNames>,
+    stripes: Arc<StripeObjects>,
+    striped: Arc<StripedFiles>,
+    logs: Arc<LoggedFiles>,
+    keep: Arc<Keep>,
+    removal: Arc<Remover>,
+    state: Arc<ServiceState>,
+    attrs: Arc<Attributes>,
+    xattrs: Arc<Xattrs>,
+    names: Arc<Names>,
+    data: Arc<FileData>,
+    answers: Answers,
+    recovery: Recovery,
+    listeners: Arc<Listeners>,
 }
 
 /// Facts about the buffer that the namespace needs.
@@ -134,41 +156,73 @@ impl Namespace {
         options: NamespaceOptions,
         recover: bool,
     ) -> Result<(Arc<Namespace>, RecoveryReport)> {
-        let next_ino = store.next_ino()?.max(Ino::ROOT.0 + 1);
+        let links = options.peers.clone().and_then(shards::links);
+        let space = (options.capacity_bytes, options.volatile);
+        let base = Base::open(store, objects, (options.shard, links.is_none()), space)?;
+        let root = (options.root_uid, options.root_gid, options.log);
         let shard = options.shard;
-        let shards = options.peers.map(|peers| shards::Shards::load(peers, &*store)).transpose()?;
-        let namespace = Arc::new(Namespace {
-            shard,
-            shards: shards.flatten(),
-            reclaim: reclaim::Reclaimer::new(options.volatile),
-            store,
-            objects,
-            access_times_of_dirs: RwLock::default(),
-            writer: Mutex::new(Writer { next_ino, ino_limit: next_ino }),
-            refs: Refs::new(),
-            names: names::Shared::default(),
-            notify: RwLock::new(None),
-            capacity_bytes: AtomicU64::new(options.capacity_bytes),
-            volatile: options.volatile,
-            fast_path: RwLock::new(Err("not mounted".into())),
-            fsynced: Mutex::new(HashMap::new()),
-            hold_orphans: options.hold_orphans,
-            striped: striped::Striped::new(),
-            held_orphans: Mutex::default(),
-            made_empty: Mutex::default(),
-            commits: AtomicU64::new(0),
-        });
-        if shard == Ino::ROOT.shard() && namespace.store.inode(Ino::ROOT)?.is_none() {
-            namespace.make_root(options.root_uid, options.root_gid, options.log)?;
+        let namespace = Arc::new(Namespace::over(&base, links, options.hold_orphans)?);
+        let recovery = &namespace.recovery;
+        if shard == Ino::ROOT.shard() && base.records.store().inode(Ino::ROOT)?.is_none() {
+            recovery.make_root(root)?;
         }
-        let report = namespace.recover(recover)?;
-        reclaim::start(&namespace)?;
+        let report = recovery.recover(recover)?;
+        let programs = Arc::clone(&base.programs);
+        Arc::clone(&namespace.removal).start(&base.reclaim, base.space, programs)?;
         Ok((namespace, report))
+    }
+
+    /// All components, from the lowest to the highest.
+    fn over(base: &Base, links: Option<Arc<ShardLinks>>, hold_orphans: bool) -> Result<Namespace> {
+        let keep = Arc::new(Keep::new());
+        let indexes = Arc::new(Indexes::new(base));
+        let stripes = Arc::new(StripeObjects::new(base, &keep, &indexes));
+        let logs = Arc::new(LoggedFiles::new(base, &stripes, &keep, &indexes));
+        let striped = Arc::new(StripedFiles::new(base, &stripes, &logs, &keep));
+        let placement = Arc::new(Placement::new(base, links.clone()));
+        let new_inodes = Arc::new(NewInodes::new(base, &stripes, &placement));
+        let waits = Arc::new(ShardWaits::new(Arc::clone(&base.holds), links.clone()));
+        let load = |links| Coordinator::load(base, links, &placement, &new_inodes);
+        let shards = links.map(load).transpose()?.map(Arc::new);
+        let removal = Arc::new(Remover::new(base, &striped));
+        let state = Arc::new(ServiceState::new(base.volatile));
+        let attrs = Arc::new(Attributes::new(base, &striped));
+        let xattrs = Arc::new(Xattrs::new(base, &stripes, &striped, &attrs, &state));
+        let data = Arc::new(FileData::new(base, (&stripes, &striped), &attrs, &state, &shards));
+        let where_to = (&placement, &new_inodes);
+        let names = Arc::new(Names::new(base, &stripes, &attrs, where_to, &shards));
+        let answers = Answers::new(base, &keep, &attrs, &data);
+        let recovery = Recovery::new(base, &removal, &keep, hold_orphans);
+        let listeners = Arc::new(Listeners::new(Arc::clone(&base.refs)));
+        Ok(Namespace {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            space: Arc::clone(&base.space),
+            reclaim: Arc::clone(&base.reclaim),
+            programs: Arc::clone(&base.programs),
+            shards,
+            waits,
+            new_inodes,
+            stripes,
+            striped,
+            logs,
+            keep,
+            removal,
+            state,
+            attrs,
+            xattrs,
+            data,
+            answers,
+            recovery,
+            listeners,
+            names,
+        })
     }
 
     /// Stops background work. All acknowledged operations are in the store's log already.
     pub fn close(&self) {
-        self.striped.give_up();
+        self.stripes.give_up();
+        self.keep.stop();
         if let Some(shards) = &self.shards {
             shards.stop();
         }
@@ -176,34 +230,109 @@ impl Namespace {
         self.objects.leave_pages();
     }
 
+    /// Joins this server to those of the other shards. To be called once, before anything is
+    /// asked; without it the buffer has one server.
+    pub fn join_servers(&self, peers: Arc<dyn Peers>) -> Result<()> {
+        self.stripes.join(peers)?;
+        let (objects, files) = ((&self.objects, &self.stripes), (&self.striped, &self.logs));
+        let upkeep = Upkeep::new(&self.keep, objects, files, &self.removal);
+        upkeep.start(self.records.shard())
+    }
+
+    /// Begins to answer to believers, and starts the thread of operations over shards. Does nothing in a buffer of one shard.
+    pub fn start_shards(&self, believers: Arc<dyn shards::Believers>) -> Result<()> {
+        self.shards.as_ref().map_or(Ok(()), |shards| shards.start(believers))
+    }
+
+    /// Waits until what this start found is settled with the shards that can be reached.
+    pub fn wait_settled(&self) {
+        if let Some(shards) = &self.shards {
+            shards.wait_settled();
+        }
+    }
+
+    /// Answers a question of the server of another shard of this buffer.
+    pub fn asked(&self, from: ShardId, question: &NamesQuestion<'_>) -> Result<NamesReply> {
+        match (question, &self.shards) {
+            (NamesQuestion::Ping, _) => Ok(NamesReply::Shard(self.records.shard())),
+            (_, Some(shards)) => shards.asked(from, question),
+            (_, None) => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Waiting for other shards.
+    pub fn waits(&self) -> &ShardWaits {
+        &self.waits
+    }
+
+    /// Objects of striped files, here and at other servers.
+    pub fn stripes(&self) -> &StripeObjects {
+        &self.stripes
+    }
+
+    /// Striped files whose inodes are here.
+    pub fn striped(&self) -> &StripedFiles {
+        &self.striped
+    }
+
+    /// Those of them that are written as logs.
+    pub fn logs(&self) -> &LoggedFiles {
+        &self.logs
+    }
+
     /// Says whether opens go by passthrough, and if not why.
     pub fn set_fast_path(&self, fast_path: FastPath) {
-        *self.fast_path.write() = fast_path;
+        self.state.set_fast_path(fast_path);
     }
 
     /// Whether opens go by passthrough, and if not why.
     pub fn fast_path(&self) -> FastPath {
-        self.fast_path.read().clone()
+        self.state.fast_path()
     }
 
     /// True if the grade "on flash" cannot be reached.
     pub fn is_volatile(&self) -> bool {
-        self.volatile
+        self.state.is_volatile()
+    }
+
+    /// Names.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Attributes of inodes.
+    pub fn attrs(&self) -> &Attributes {
+        &self.attrs
+    }
+
+    /// What is in regular files.
+    pub fn data(&self) -> &FileData {
+        &self.data
+    }
+
+    /// Answers that are kept for clients on the net.
+    pub fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    /// What the start found.
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
+    /// Files whose object this start made, since it was missing. Handed out once.
+    pub fn take_made_empty(&self) -> HashSet<Ino> {
+        self.recovery.take_made_empty()
     }
 
     /// Which part of the buffer's namespace this is.
     pub fn shard(&self) -> ShardId {
-        self.shard
-    }
-
-    /// True if the buffer has no other shards.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.shards.is_none()
+        self.records.shard()
     }
 
     /// The store, for its usage.
     pub fn store(&self) -> &dyn NamespaceStore {
-        &*self.store
+        self.records.store()
     }
 
     /// The objects.
@@ -211,180 +340,47 @@ impl Namespace {
         &self.objects
     }
 
-    fn inode(&self, ino: Ino) -> Result<InodeRecord> {
-        self.store.inode(ino)?.ok_or(Errno::ESTALE)
-    }
-
-    fn directory(&self, ino: Ino) -> Result<InodeRecord> {
-        let record = self.inode(ino)?;
-        match record.kind() {
-            FileKind::Dir => Ok(record),
-            _ => Err(Errno::ENOTDIR),
-        }
-    }
-
-    fn regular(&self, ino: Ino) -> Result<InodeRecord> {
-        let record = self.inode(ino)?;
-        match record.kind() {
-            FileKind::File => Ok(record),
-            FileKind::Dir => Err(Errno::EISDIR),
-            _ => Err(Errno::EINVAL),
-        }
-    }
-
-    /// What was done to the object of a whole file. One that is not there although the file's record
-    /// says so is lost: EIO, and told.
+    /// What was done to the object of a whole file, for a cache, which uses objects directly. One that is not there
+    /// although the file's record says so is lost: EIO, and told.
     pub fn on_object<T>(&self, ino: Ino, done: Result<T>) -> Result<T> {
-        match done {
-            Err(Errno::ENOENT) => Err(self.why_no_object(ino)),
-            other => other,
-        }
-    }
-
-    /// Asked after the object was found missing: a file that goes loses its record first.
-    fn why_no_object(&self, ino: Ino) -> Errno {
-        match self.inode(ino) {
-            Ok(record) if record.has(inode_flags::HAS_OBJECT) && !record.is_striped() => {
-                self.objects.missing(ObjectId::whole(ino))
-            }
-            Ok(_) => Errno::ENOENT,
-            Err(errno) => errno,
-        }
+        self.attrs.on_object(ino, done)
     }
 
     /// What is wrong with what is on flash, in words: it was removed, or could not be written.
     pub fn fault(&self) -> Option<String> {
-        self.store.fault().or_else(|| self.objects.fault())
-    }
-
-    /// The attributes shown for a record.
-    fn attr_of(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
-        if record.is_striped() {
-            return self.striped_attr(ino, record);
-        }
-        let object = match record.has(inode_flags::HAS_OBJECT) {
-            true => Some(self.on_object(ino, self.objects.stat(ObjectId::whole(ino)))?),
-            false => None,
-        };
-        Ok(merge(ino, record, object))
-    }
-
-    /// Attributes of what a name leads to: exact, but for a striped file of which a server is away, and
-    /// for one whose data is lost ([`SIZE_UNKNOWN`]): their names can be removed.
-    fn attr_of_entry(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
-        match record.is_striped() {
-            true => self.striped_entry_attr(ino, record),
-            false => match self.attr_of(ino, record) {
-                Err(Errno::EIO) if record.has(inode_flags::HAS_OBJECT) => {
-                    Ok(Attr { blksize_bytes: SIZE_UNKNOWN, ..merge(ino, record, None) })
-                }
-                known => known,
-            },
-        }
-    }
-
-    /// The same by number.
-    pub fn entry_attributes(&self, ino: Ino) -> Result<Attr> {
-        self.attr_of_entry(ino, &self.inode(ino)?)
-    }
-
-    /// Exact attributes by number.
-    pub fn attributes(&self, ino: Ino) -> Result<Attr> {
-        self.attr_of(ino, &self.inode(ino)?)
-    }
-
-    /// Layout of a file.
-    pub fn layout(&self, ino: Ino) -> Result<forebay_proto::layout::Layout> {
-        Ok(self.inode(ino)?.layout)
+        self.records.store().fault().or_else(|| self.objects.fault())
     }
 
     /// `(used, capacity)` bytes of data.
     pub fn space(&self) -> Result<(u64, u64)> {
-        if let Some(acc) = self.objects.accounting() {
-            return Ok((acc.used_bytes(), acc.capacity_bytes()));
-        }
-        let (_, free) = self.objects.file_system_space()?;
-        let capacity_bytes = self.capacity_bytes.load(Ordering::Acquire);
-        Ok((capacity_bytes.saturating_sub(free), capacity_bytes))
+        self.space.bytes()
     }
 
     /// Inodes that are free, and all, without waiting for what is being reclaimed.
     pub fn inodes(&self) -> (u64, u64) {
-        let usage = self.store.usage();
-        (usage.inodes_free, usage.inodes + usage.inodes_free)
+        self.space.inodes()
     }
 
     /// Has [`Namespace::inodes`] count what is there, not the worst case of what was written and removed lately. False
     /// if it does already. Takes a checkpoint: for who would refuse something otherwise.
     pub fn settle_inodes(&self) -> Result<bool> {
-        self.store.settle_usage()
+        self.records.store().settle_usage()
+    }
+
+    /// Waits for space that is on its way, if some is; false if none is. Not under the writer's lock.
+    pub fn wait_for_coming_room(&self) -> bool {
+        self.reclaim.wait_for_coming_room()
     }
 
     /// The store has grown to this capacity.
     pub fn set_capacity(&self, bytes: u64) {
-        self.capacity_bytes.store(bytes, Ordering::Release);
-        if let Some(acc) = self.objects.accounting() {
-            acc.set_capacity(bytes);
-        }
-    }
-
-    /// The grade of safety that a file has reached: `written` or `on flash`.
-    pub fn grade(&self, attr: &Attr) -> &'static str {
-        let synced = self.fsynced.lock().get(&attr.ino).copied();
-        match synced {
-            Some(times) if !self.volatile && times == (attr.mtime, attr.ctime) => "on flash",
-            _ => "written",
-        }
-    }
-
-    fn remember_fsync(&self, ino: Ino) {
-        if let Ok(attr) = self.attributes(ino) {
-            let mut fsynced = self.fsynced.lock();
-            if fsynced.len() >= MAX_REMEMBERED_FSYNCS {
-                fsynced.clear();
-            }
-            fsynced.insert(ino, (attr.mtime, attr.ctime));
-        }
+        self.space.set_capacity(bytes);
     }
 
     /// Number of operations that changed the namespace since the start.
     pub fn commit_count(&self) -> u64 {
-        self.commits.load(Ordering::Relaxed)
+        self.records.commit_count()
     }
-}
-
-/// Record and object as `stat` shows them.
-fn merge(ino: Ino, record: &InodeRecord, object: Option<ObjectStat>) -> Attr {
-    let mut attr = Attr {
-        ino,
-        size_bytes: record.size,
-        blocks_512: 0,
-        atime: record.atime,
-        mtime: record.mtime,
-        ctime: record.ctime,
-        btime: record.btime,
-        mode: record.mode,
-        nlink: record.nlink,
-        uid: record.uid,
-        gid: record.gid,
-        rdev: record.rdev,
-        blksize_bytes: BLKSIZE_BYTES,
-    };
-    if let Some(object) = object {
-        attr.size_bytes = object.size_bytes;
-        attr.blocks_512 = object.blocks_512;
-        attr.atime = object.atime;
-        attr.mtime = object.mtime;
-        if attr.ctime > object.ctime {
-            forebay_store::clock::shown(attr.ctime);
-        }
-        attr.ctime = attr.ctime.max(object.ctime);
-    }
-    if record.kind() == FileKind::Dir {
-        // As on tmpfs: a size that grows with the entries and takes no blocks.
-        attr.size_bytes = record.size * 20;
-    }
-    attr
 }
 
 /// ENAMETOOLONG, or EINVAL for what can be no name.

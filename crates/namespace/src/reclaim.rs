@@ -1,28 +1,23 @@
-//! Reclaiming inodes that have no name and no reference: record, xattrs, then the object.
+//! Which inodes have no name and no reference, and space that is on its way back with them.
 //!
-//! A thread of its own takes them in batches, so that unlink costs one log record and no wait.
+//! A thread of its own takes them in batches (`removal`), so that unlink costs one log record and no wait.
 //! It gathers for a moment ([`GATHER`]): woken for each unlink, it was seen to take a sixth of a
 //! client's time. When space is short, or somebody waits for it, it does not.
 //!
 //! Who hands a file to the kernel for writing gets no second chance: the kernel meets ENOSPC by
 //! itself. So such a request waits for space that is on its way back, but only if little is free and
-//! what comes back is worth it ([`Namespace::is_worth_a_wait`]). All others wait only after an ENOSPC.
-//!
-//! On flash that survives a power cut, the object goes only after the records up to the
-//! reclaim's are durable: else a power cut could bring the name back without its data.
+//! what comes back is worth it ([`Reclaimer::is_worth_a_wait`]). All others wait only after an ENOSPC.
 //!
 //! Invariants: what is queued is also on the persistent orphan list, so a kill loses no space;
-//! the queue is bounded by the number of inodes.
+//! the queue is bounded by the number of inodes. Called by the operations, and by who gives references back.
 
-use super::Namespace;
-use forebay_proto::attr::FileKind;
-use forebay_proto::{Errno, Ino, ObjectId, RequestId, Result};
-use forebay_store::metadata::Batch;
-use forebay_store::record::{Change, InodeRecord, inode_flags};
+use super::refs::Refs;
+use super::space::Space;
+use forebay_proto::{Errno, Ino, ObjectId, Result};
+use forebay_store::objects::Objects;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,16 +33,6 @@ const SHORT_LOOKS: u32 = 4;
 const SHORT_PAUSE: Duration = Duration::from_micros(250);
 /// Longest that a request waits for space that is on its way back.
 const DRAIN_WAIT: Duration = Duration::from_secs(2);
-/// Names are short when fewer files than this fit by the store's estimate, which goes by names of
-/// 32 bytes: the longest takes the room of three.
-const SHORT_NAMES: u64 = 1024;
-/// Space is short when less is free than a quarter of the capacity, or than this (at most half
-/// of it): what is written by passthrough right after an open must find the space of files
-/// removed before it.
-const SHORT_BYTES: u64 = 256 << 20;
-/// With so much more free than is short, nobody looks again for this long: who writes fastest takes less.
-const ROOMY_BYTES: u64 = 64 << 20;
-const ROOMY_FOR: Duration = Duration::from_millis(2);
 /// How long after an unlink the kernel's last reference to a file that is not open may take: on a busy machine the thread
 /// that reads it may be without a processor for a while.
 const FORGET_WAIT: Duration = Duration::from_millis(200);
@@ -158,29 +143,29 @@ struct Coming {
 }
 
 /// The queue and its thread.
-pub(super) struct Reclaimer {
+pub(crate) struct Reclaimer {
     queue: Mutex<Queue>,
     /// Signalled when something is queued or the thread is to stop.
     wake: Condvar,
     /// Signalled when nothing is waiting or busy.
     idle: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
-    volatile: bool,
-    began: Instant,
-    /// Until then, in microseconds since `began`, there is space enough.
-    roomy_until_us: AtomicU64,
+    refs: Arc<Refs>,
+    objects: Arc<Objects>,
+    space: Arc<Space>,
 }
 
 impl Reclaimer {
-    pub(super) fn new(volatile: bool) -> Reclaimer {
+    /// An empty queue. `refs` tells who is referenced.
+    pub(crate) fn new(refs: Arc<Refs>, objects: Arc<Objects>, space: Arc<Space>) -> Reclaimer {
         Reclaimer {
             queue: Mutex::default(),
             wake: Condvar::new(),
             idle: Condvar::new(),
             thread: Mutex::new(None),
-            volatile,
-            began: Instant::now(),
-            roomy_until_us: AtomicU64::new(0),
+            refs,
+            objects,
+            space,
         }
     }
 
@@ -200,7 +185,7 @@ impl Reclaimer {
     }
 
     /// Waits until what is queued now is freed (bounded by [`DRAIN_WAIT`]).
-    pub(super) fn drain(&self) {
+    pub(crate) fn drain(&self) {
         let until = Instant::now() + DRAIN_WAIT;
         let mut queue = self.queue.lock();
         // What others queue meanwhile is not waited for.
@@ -267,7 +252,7 @@ impl Reclaimer {
     }
 
     /// Frees what is queued, then ends the thread.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.queue.lock().stopping = true;
         self.wake.notify_all();
         if let Some(thread) = self.thread.lock().take()
@@ -277,7 +262,27 @@ impl Reclaimer {
         }
     }
 
-    fn next_batch(&self) -> Option<Vec<Ino>> {
+    /// Starts the thread, which does `work`; [`Reclaimer::stop`] ends it.
+    pub(crate) fn start(
+        self: &Arc<Reclaimer>,
+        work: impl FnOnce(&Reclaimer) + Send + 'static,
+    ) -> Result<()> {
+        let reclaim = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("reclaim".into())
+            .spawn(move || work(&reclaim))
+            .map_err(|e| Errno::from_io(&e))?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Files without a name that a program has open, as was seen at the last look.
+    pub(crate) fn held(&self) -> Vec<Ino> {
+        self.queue.lock().held.keys().copied().collect()
+    }
+
+    /// Waits for inodes to remove; `None` at the end.
+    pub(crate) fn next_batch(&self) -> Option<Vec<Ino>> {
         let mut queue = self.queue.lock();
         loop {
             let due = queue.queue_due();
@@ -307,7 +312,7 @@ impl Reclaimer {
 
     /// Leaves those that a program has open for later; gives the others. The kernel closes what it had open by passthrough
     /// a little after it said so: with `short` space that is waited for.
-    fn without_held(
+    pub(crate) fn without_held(
         &self,
         batch: Vec<Ino>,
         short: bool,
@@ -338,7 +343,8 @@ impl Reclaimer {
         free
     }
 
-    fn batch_done(&self, short: bool) {
+    /// The last batch is removed. `short`: there is little space now.
+    pub(crate) fn batch_done(&self, short: bool) {
         let mut queue = self.queue.lock();
         queue.freed += queue.busy as u64;
         queue.freeing_bytes = queue.freeing_bytes.saturating_sub(queue.busy_bytes);
@@ -351,78 +357,47 @@ impl Reclaimer {
     }
 }
 
-/// Starts the thread; [`Reclaimer::stop`] ends it.
-pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
-    let ns = namespace.clone();
-    let thread = std::thread::Builder::new()
-        .name("reclaim".into())
-        .spawn(move || {
-            while let Some(batch) = ns.reclaim.next_batch() {
-                let short = ns.is_short();
-                let batch = ns.reclaim.without_held(batch, short, |ino| ns.is_held_unseen(ino));
-                if let Err(e) = ns.reclaim_batch(&batch, ns.is_short()) {
-                    tracing::error!(error = %e, inodes = batch.len(),
-                        "cannot free removed files; the next start frees them");
-                }
-                ns.reclaim.batch_done(ns.is_short());
-            }
-        })
-        .map_err(|e| Errno::from_io(&e))?;
-    *namespace.reclaim.thread.lock() = Some(thread);
-    Ok(())
-}
-
-impl Namespace {
+impl Reclaimer {
     /// The inode lost its last name: reclaim it when nothing references it.
-    pub(super) fn after_last_name(&self, ino: Ino) {
+    pub(crate) fn after_last_name(&self, ino: Ino) {
         let bytes = self.bytes_to_come(ino);
         match self.refs.orphaned(ino) {
-            true => self.reclaim.push(ino, bytes),
-            false => self.reclaim.expect(ino, bytes),
+            true => self.push(ino, bytes),
+            false => self.expect(ino, bytes),
         }
     }
 
     /// The inode was made without a name, and is open.
-    pub(super) fn made_nameless(&self, ino: Ino) {
+    pub(crate) fn made_nameless(&self, ino: Ino) {
         if self.refs.orphaned(ino) {
-            self.reclaim.push(ino, 0);
+            self.push(ino, 0);
         }
     }
 
     /// An open of the file is over. If the file has no name, the kernel mostly drops it next.
-    pub(super) fn op_release(&self, ino: Ino) {
+    pub(crate) fn released(&self, ino: Ino) {
         if self.refs.is_orphan(ino) {
-            self.reclaim.expect(ino, self.bytes_to_come(ino));
+            self.expect(ino, self.bytes_to_come(ino));
         }
     }
 
-    /// The last reference to an inode without names is gone.
-    pub(super) fn reclaim_soon(&self, ino: Ino) {
-        self.reclaim.push(ino, self.bytes_to_come(ino));
+    /// Gives references back; the last one of an inode without names frees it.
+    pub(crate) fn forget(&self, ino: Ino, count: u64) {
+        if self.refs.remove(ino, count) {
+            self.push(ino, self.bytes_to_come(ino));
+        }
     }
 
     /// What an inode gives back when it goes: asked only while space is short, 0 else.
     fn bytes_to_come(&self, ino: Ino) -> u64 {
-        match self.is_short() {
+        match self.space.is_short() {
             true => self.objects.stat(ObjectId::whole(ino)).map_or(0, |stat| stat.blocks_512 * 512),
             false => 0,
         }
     }
 
-    /// Whether a program has a file without a name open, of which nobody was told.
-    pub(super) fn holds_unseen(&self) -> bool {
-        self.reclaim.drain();
-        let held: Vec<Ino> = self.reclaim.queue.lock().held.keys().copied().collect();
-        held.into_iter().any(|ino| self.is_held_unseen(ino))
-    }
-
-    /// Waits for space that removed files give back.
-    pub(super) fn wait_reclaimed(&self) {
-        self.reclaim.drain();
-    }
-
     /// Waits while open files without names are being let go; at most some pauses if none is.
-    pub(super) fn settle_orphans(&self) {
+    pub(crate) fn settle_orphans(&self) {
         let until = Instant::now() + SETTLE_MAX;
         let mut left = self.refs.orphan_count();
         let mut unchanged = 0;
@@ -436,37 +411,35 @@ impl Namespace {
 
     /// True if space may be about to come back.
     fn some_is_coming(&self) -> bool {
-        let coming = self.reclaim.coming();
+        let coming = self.coming();
         coming.expected || coming.freeing
     }
 
     /// True if little space is free, of data or of names, and some comes back that is waited for.
-    pub(super) fn op_space_is_coming(&self) -> bool {
-        self.some_is_coming() && (self.is_worth_a_wait() || self.names_are_short())
+    pub(crate) fn space_is_coming(&self) -> bool {
+        self.some_is_coming() && (self.is_worth_a_wait() || self.space.names_are_short())
     }
 
     /// True if space is short and what comes back matters beside what is free: then a kernel that writes
     /// could meet ENOSPC before it is there.
     fn is_worth_a_wait(&self) -> bool {
-        let bytes = self.reclaim.coming().bytes;
-        if bytes == 0 || !self.is_short() {
+        let bytes = self.coming().bytes;
+        if bytes == 0 || !self.space.is_short() {
             return false;
         }
-        self.space().is_ok_and(|(used, capacity)| {
-            let free = capacity.saturating_sub(used);
-            free < WORTH_ALWAYS_BYTES || bytes >= free / WORTH_SHARE
-        })
+        let worth = |free| free < WORTH_ALWAYS_BYTES || bytes >= free / WORTH_SHARE;
+        self.space.free_bytes().is_some_and(worth)
     }
 
     /// Waits for it: for the kernel to drop files that were just removed (it tells after the
     /// unlink has returned), then for their reclaim.
     fn wait_for_coming_space(&self) {
-        self.reclaim.wait_for_expected();
-        self.reclaim.drain();
+        self.wait_for_expected();
+        self.drain();
     }
 
     /// Waits for space that is on its way, if some is; false if none is. Not under the writer's lock.
-    pub fn wait_for_coming_room(&self) -> bool {
+    pub(crate) fn wait_for_coming_room(&self) -> bool {
         let coming = self.some_is_coming();
         if coming {
             self.wait_for_coming_space();
@@ -476,119 +449,33 @@ impl Namespace {
 
     /// Before a file is handed out for writing: the kernel then writes without asking, so space
     /// that is on its way back must be there if it may be needed. Not under the writer's lock.
-    pub(super) fn wait_reclaimed_if_short(&self) {
+    pub(crate) fn wait_reclaimed_if_short(&self) {
         if self.is_worth_a_wait() {
             self.wait_for_coming_space();
         }
     }
 
     /// The same for a file whose size is known: waits only if it does not fit now.
-    pub(super) fn wait_reclaimed_for(&self, size_bytes: u64) {
-        let fits = self.space().is_ok_and(|(used, capacity)| {
-            capacity.saturating_sub(used) >= size_bytes.saturating_add(WORTH_ALWAYS_BYTES)
-        });
+    pub(crate) fn wait_reclaimed_for(&self, size_bytes: u64) {
+        let needed = size_bytes.saturating_add(WORTH_ALWAYS_BYTES);
+        let fits = self.space.free_bytes().is_some_and(|free| free >= needed);
         if !fits && self.some_is_coming() {
             self.wait_for_coming_space();
         }
     }
 
-    fn is_short(&self) -> bool {
-        let began = self.reclaim.began;
-        let now_us = || began.elapsed().as_micros() as u64;
-        if now_us() < self.reclaim.roomy_until_us.load(Ordering::Relaxed) {
-            return false;
-        }
-        self.space().is_ok_and(|(used, capacity)| {
-            let short = SHORT_BYTES.min(capacity / 2).max(capacity / 4);
-            let free = capacity.saturating_sub(used);
-            if free > short + ROOMY_BYTES {
-                let until_us = now_us() + ROOMY_FOR.as_micros() as u64;
-                self.reclaim.roomy_until_us.store(until_us, Ordering::Relaxed);
-            }
-            free < short
-        })
-    }
-
-    fn names_are_short(&self) -> bool {
-        self.store.usage().inodes_free < SHORT_NAMES
-    }
-
     /// Runs a served change of data, or one that adds names; out of space, once more when removed
     /// files have given theirs back. Not under the writer's lock.
-    pub(super) fn with_reclaimed<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
-        let freed = self.reclaim.freed();
+    pub(crate) fn with_reclaimed<T>(&self, change: impl Fn() -> Result<T>) -> Result<T> {
+        let freed = self.freed();
         match change() {
             Err(Errno::ENOSPC) if self.some_is_coming() => {
                 self.wait_for_coming_space();
                 change()
             }
             // It came while the change failed, which takes long for a large fallocate.
-            Err(Errno::ENOSPC) if self.reclaim.freed() != freed => change(),
+            Err(Errno::ENOSPC) if self.freed() != freed => change(),
             other => other,
         }
-    }
-
-    /// The striped files without names among these.
-    fn striped_of(&self, inodes: &[Ino]) -> Result<Vec<(Ino, InodeRecord)>> {
-        let mut striped = Vec::new();
-        for &ino in inodes {
-            match self.store.inode(ino)? {
-                Some(record) if record.is_striped() && record.nlink == 0 => {
-                    striped.push((ino, record));
-                }
-                _ => {}
-            }
-        }
-        Ok(striped)
-    }
-
-    /// Removes inodes for good. With `empty_first` their space does not wait for the kernel to
-    /// let go of objects that it had open by passthrough (it closes them a little later; nobody
-    /// can reach them any more).
-    pub(super) fn reclaim_batch(&self, inodes: &[Ino], empty_first: bool) -> Result<()> {
-        let mut changes = Vec::with_capacity(inodes.len() * 2);
-        let mut objects = Vec::with_capacity(inodes.len());
-        // Their objects go first: the list of orphans is what a kill leaves to go by.
-        let striped = self.striped_of(inodes)?;
-        let left = self.remove_striped(&striped)?;
-        {
-            let _writer = self.writer.lock();
-            for &ino in inodes {
-                let Some(record) = self.store.inode(ino)? else { continue };
-                if record.nlink > 0 || left.contains(&ino) {
-                    continue;
-                }
-                if record.has(inode_flags::HAS_XATTRS) {
-                    for (name, _) in self.store.xattr_names(ino)? {
-                        changes.push(Change::DelXattr { ino, name });
-                    }
-                }
-                changes.push(Change::DelInode(ino));
-                changes.push(Change::DelOrphan(ino));
-                if record.kind() == FileKind::File && record.has(inode_flags::HAS_OBJECT) {
-                    objects.push(ino);
-                }
-            }
-            self.names.take_out(&changes);
-            self.store.commit(Batch {
-                request: RequestId::default(),
-                changes,
-                may_use_reserve: true,
-            })?;
-        }
-        self.removed_striped(&striped, &left);
-        if !self.reclaim.volatile && !objects.is_empty() {
-            self.store.sync()?;
-        }
-        for ino in objects {
-            let id = ObjectId::whole(ino);
-            if empty_first && let Err(e) = self.objects.truncate(id, 0) {
-                tracing::debug!(%ino, error = %e, "cannot empty the object of a removed file");
-            }
-            if let Err(e) = self.objects.remove(id) {
-                tracing::error!(%ino, error = %e, "cannot remove the object of a removed file");
-            }
-        }
-        Ok(())
     }
 }

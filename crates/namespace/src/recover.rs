@@ -5,14 +5,20 @@
 //! a record (killed between the two steps of a create) are removed. After a power cut also:
 //! a record may be durable while its never fsynced object is not; such a file is empty.
 
-use super::{INO_CHUNK, Namespace};
+use super::base::Base;
+use super::reclaim::Reclaimer;
+use super::records::Records;
+use super::refs::Refs;
+use super::removal::Remover;
+use super::striped::Keep;
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::{Layout, Logs};
-use forebay_proto::{Cookie, Ino, ObjectId, RequestId, Result};
-use forebay_store::metadata::Batch;
-use forebay_store::objects::COMPANION;
-use forebay_store::record::{Change, InodeRecord, inode_flags};
+use forebay_proto::{Cookie, Ino, ObjectId, Result};
+use forebay_store::objects::{COMPANION, Objects};
+use forebay_store::record::{InodeRecord, inode_flags};
+use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// What recovery found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,9 +33,44 @@ pub struct RecoveryReport {
     pub empty_objects_made: u64,
 }
 
-impl Namespace {
+/// What the start found, and did not end.
+pub struct Recovery {
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    refs: Arc<Refs>,
+    reclaim: Arc<Reclaimer>,
+    removal: Arc<Remover>,
+    keep: Arc<Keep>,
+    hold_orphans: bool,
+    /// Inodes without names that are kept for clients of the last server.
+    held_orphans: Mutex<Vec<Ino>>,
+    /// Files that the start found without their data.
+    made_empty: Mutex<HashSet<Ino>>,
+}
+
+impl Recovery {
+    /// Nothing is done yet. `hold_orphans`: clients of the last server may have inodes without names open.
+    pub(crate) fn new(
+        base: &Base,
+        removal: &Arc<Remover>,
+        keep: &Arc<Keep>,
+        hold_orphans: bool,
+    ) -> Recovery {
+        Recovery {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            refs: Arc::clone(&base.refs),
+            reclaim: Arc::clone(&base.reclaim),
+            removal: Arc::clone(removal),
+            keep: Arc::clone(keep),
+            hold_orphans,
+            held_orphans: Mutex::default(),
+            made_empty: Mutex::default(),
+        }
+    }
+
     /// Makes the root directory of a new buffer.
-    pub(super) fn make_root(&self, uid: u32, gid: u32, logs: Logs) -> Result<()> {
+    pub(super) fn make_root(&self, (uid, gid, logs): (u32, u32, Logs)) -> Result<()> {
         let now = forebay_store::clock::stamp();
         let record = InodeRecord {
             mode: libc::S_IFDIR | 0o755,
@@ -51,24 +92,16 @@ impl Namespace {
             parent: Ino::ROOT,
             next_cookie: Cookie::FIRST,
         };
-        let mut writer = self.writer.lock();
-        let limit = writer.next_ino + INO_CHUNK;
-        self.store.commit(Batch {
-            request: RequestId::default(),
-            changes: vec![Change::PutInode(Ino::ROOT, record), Change::SetNextIno(limit)],
-            may_use_reserve: false,
-        })?;
-        writer.ino_limit = limit;
-        Ok(())
+        self.records.put_root(record)
     }
 
     /// Reconciles records and objects; counts the space in use where nobody else does.
     pub(super) fn recover(&self, unclean: bool) -> Result<RecoveryReport> {
         let mut report = RecoveryReport { unclean, ..RecoveryReport::default() };
         if unclean {
-            self.striped.keep.was_killed();
+            self.keep.was_killed();
         }
-        let orphans = self.store.orphans()?;
+        let orphans = self.records.store().orphans()?;
         if self.hold_orphans {
             // Clients of the last server may have them open: see `release_orphans`.
             for &ino in &orphans {
@@ -79,7 +112,7 @@ impl Namespace {
         } else {
             report.orphans_reclaimed = orphans.len() as u64;
             for batch in orphans.chunks(128) {
-                self.reclaim_batch(batch, false)?;
+                self.removal.remove(batch, false)?;
             }
         }
         if !unclean && self.objects.accounting().is_none() {
@@ -90,11 +123,11 @@ impl Namespace {
         let mut stray = Vec::new();
         self.objects.for_each(&mut |id, bytes| {
             used += bytes;
-            if id.ino.shard() != self.shard {
+            if id.ino.shard() != self.records.shard() {
                 // Only its inode's server knows: see `striped::keep`.
                 return;
             }
-            match self.store.inode(id.ino) {
+            match self.records.store().inode(id.ino) {
                 Ok(Some(record)) if record.is_striped() => {}
                 Ok(Some(record))
                     if id.stripe == COMPANION
@@ -123,13 +156,13 @@ impl Namespace {
     /// claimed.
     pub fn release_orphans(&self) {
         for ino in std::mem::take(&mut *self.held_orphans.lock()) {
-            self.op_forget(ino, 1);
+            self.reclaim.forget(ino, 1);
         }
     }
 
     fn make_missing_objects(&self, found: &HashSet<Ino>) -> Result<u64> {
         let mut missing = Vec::new();
-        self.store.for_each_inode(&mut |ino, record| {
+        self.records.store().for_each_inode(&mut |ino, record| {
             let expected = record.kind() == FileKind::File && record.has(inode_flags::HAS_OBJECT);
             if expected && !found.contains(&ino) {
                 missing.push(ino);
@@ -147,7 +180,7 @@ impl Namespace {
 
     /// Files whose object this start made, since it was missing: who keeps more about a file than the namespace can
     /// tell what a power cut may take from what somebody removed. Handed out once.
-    pub fn take_made_empty(&self) -> HashSet<Ino> {
+    pub(crate) fn take_made_empty(&self) -> HashSet<Ino> {
         std::mem::take(&mut *self.made_empty.lock())
     }
 }

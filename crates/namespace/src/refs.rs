@@ -18,13 +18,13 @@ struct Shard {
 }
 
 /// Reference counts. Bounded by what the kernel keeps in its caches.
-pub(super) struct Refs {
+pub(crate) struct Refs {
     shards: [Mutex<Shard>; SHARDS],
     orphan_count: AtomicUsize,
 }
 
 impl Refs {
-    pub(super) fn new() -> Refs {
+    pub(crate) fn new() -> Refs {
         Refs {
             shards: std::array::from_fn(|_| Mutex::default()),
             orphan_count: AtomicUsize::new(0),
@@ -36,12 +36,12 @@ impl Refs {
     }
 
     /// One more reference.
-    pub(super) fn add(&self, ino: Ino) {
+    pub(crate) fn add(&self, ino: Ino) {
         *self.shard(ino).lock().counts.entry(ino).or_insert(0) += 1;
     }
 
     /// `count` fewer. True if the inode is now to be reclaimed.
-    pub(super) fn remove(&self, ino: Ino, count: u64) -> bool {
+    pub(crate) fn remove(&self, ino: Ino, count: u64) -> bool {
         let mut shard = self.shard(ino).lock();
         let Some(held) = shard.counts.get_mut(&ino) else { return false };
         *held = held.saturating_sub(count);
@@ -61,7 +61,7 @@ impl Refs {
     }
 
     /// The inode lost its last name. True if nothing references it: reclaim it now.
-    pub(super) fn orphaned(&self, ino: Ino) -> bool {
+    pub(crate) fn orphaned(&self, ino: Ino) -> bool {
         let mut shard = self.shard(ino).lock();
         if shard.orphans.insert(ino) {
             self.orphan_count.fetch_add(1, Ordering::Relaxed);
@@ -70,24 +70,24 @@ impl Refs {
     }
 
     /// The inode got a name again (O_TMPFILE and linkat).
-    pub(super) fn adopted(&self, ino: Ino) {
+    pub(crate) fn adopted(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
         self.claim(&mut shard, ino);
     }
 
     /// True if a client references the inode. The root, which clients never look up, is not
     /// counted here.
-    pub(super) fn is_referenced(&self, ino: Ino) -> bool {
+    pub(crate) fn is_referenced(&self, ino: Ino) -> bool {
         self.shard(ino).lock().counts.contains_key(&ino)
     }
 
     /// Inodes without names that are still referenced.
-    pub(super) fn orphan_count(&self) -> usize {
+    pub(crate) fn orphan_count(&self) -> usize {
         self.orphan_count.load(Ordering::Relaxed)
     }
 
     /// True if the inode has no name but is still referenced.
-    pub(super) fn is_orphan(&self, ino: Ino) -> bool {
+    pub(crate) fn is_orphan(&self, ino: Ino) -> bool {
         self.shard(ino).lock().orphans.contains(&ino)
     }
 }

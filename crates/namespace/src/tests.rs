@@ -256,26 +256,26 @@ fn the_mover_may_only_what_its_requester_may() {
     let open_dir = CreateArgs { mode: 0o1777, umask: 0 };
     let shared = NameOps::mkdir(&*ns, &root, Ino::ROOT, b"shared", open_dir).unwrap().attr.ino;
     let (alice, bob) = (user(1000), user(1001));
-    assert_eq!(ns.resolve(&alice, b"/secret/f").err(), Some(Errno::EACCES));
-    assert_eq!(ns.list(&alice, secret_dir).err(), Some(Errno::EACCES));
-    assert_eq!(ns.open_read(&alice, f.attr.ino).err(), Some(Errno::EACCES));
-    assert_eq!(ns.begin_file(&alice, Ino::ROOT, 0).err(), Some(Errno::EACCES));
-    let new = ns.begin_file(&alice, shared, 5).unwrap();
+    assert_eq!(ns.tree().resolve(&alice, b"/secret/f").err(), Some(Errno::EACCES));
+    assert_eq!(ns.tree().list(&alice, secret_dir).err(), Some(Errno::EACCES));
+    assert_eq!(ns.tree().open_read(&alice, f.attr.ino).err(), Some(Errno::EACCES));
+    assert_eq!(ns.tree().begin_file(&alice, Ino::ROOT, 0).err(), Some(Errno::EACCES));
+    let new = ns.tree().begin_file(&alice, shared, 5).unwrap();
     new.file.write_all_at(b"12345", 0).unwrap();
-    ns.finish_file(new.ino).unwrap();
-    let attr = ns.publish(&alice, new.ino, shared, b"out").unwrap();
+    ns.tree().finish_file(new.ino).unwrap();
+    let attr = ns.tree().publish(&alice, new.ino, shared, b"out").unwrap();
     assert_eq!((attr.uid, attr.size_bytes, attr.nlink), (1000, 5, 1));
     // The sticky bit keeps others from replacing it.
-    let other = ns.begin_file(&bob, shared, 0).unwrap();
-    assert_eq!(ns.publish(&bob, other.ino, shared, b"out").err(), Some(Errno::EPERM));
-    ns.abandon(other.ino);
+    let other = ns.tree().begin_file(&bob, shared, 0).unwrap();
+    assert_eq!(ns.tree().publish(&bob, other.ino, shared, b"out").err(), Some(Errno::EPERM));
+    ns.tree().abandon(other.ino);
     // Alice cannot give it away, nor change root's.
     let to_bob = SetAttr { uid: Some(1001), ..SetAttr::default() };
-    assert_eq!(ns.set_attr(&alice, new.ino, &to_bob).unwrap().uid, 1000);
-    assert_eq!(ns.set_attr(&alice, f.attr.ino, &to_bob).err(), Some(Errno::EPERM));
+    assert_eq!(ns.tree().set_attr(&alice, new.ino, &to_bob).unwrap().uid, 1000);
+    assert_eq!(ns.tree().set_attr(&alice, f.attr.ino, &to_bob).err(), Some(Errno::EPERM));
     // Replacing her own frees the old object.
-    let again = ns.begin_file(&alice, shared, 0).unwrap();
-    ns.publish(&alice, again.ino, shared, b"out").unwrap();
+    let again = ns.tree().begin_file(&alice, shared, 0).unwrap();
+    ns.tree().publish(&alice, again.ino, shared, b"out").unwrap();
     ns.statfs().unwrap();
     assert_eq!(ns.getattr(new.ino), Err(Errno::ESTALE));
     ns.close();
@@ -292,7 +292,7 @@ fn anybody_has_whiteouts_made_and_only_root_devices() {
         let (name, target) = (&b"node"[..], &b""[..]);
         let dir = Ino::ROOT;
         let question = TreeQuestion::Node { dir, name, kind, mode: 0o600, rdev, target };
-        match ns.answer_tree(&TreeAsked { who, question }) {
+        match ns.tree().answer(&TreeAsked { who, question }) {
             TreeReply::Failed(errno) => Err(errno),
             _ => Ok(ns.lookup(&Caller::root(), dir, name).unwrap().attr),
         }
@@ -355,10 +355,14 @@ fn acls_and_modes_stay_in_step() {
     let name = b"system.posix_acl_access";
     ns.setxattr(&root, ino, name, &acl, 0, false).unwrap();
     assert_eq!(ns.getattr(ino).unwrap().mode & 0o777, 0o660);
-    assert!(ns.open_read(&user(5), ino).is_ok());
+    assert!(ns.tree().open_read(&user(5), ino).is_ok());
     let chmod = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     ns.setattr(&root, ino, &chmod).unwrap();
-    assert_eq!(ns.open_read(&user(5), ino).err(), Some(Errno::EACCES), "the mask went to ---");
+    assert_eq!(
+        ns.tree().open_read(&user(5), ino).err(),
+        Some(Errno::EACCES),
+        "the mask went to ---"
+    );
     ns.removexattr(&root, ino, name).unwrap();
     assert_eq!(ns.getxattr(ino, name), Err(Errno::ENODATA));
     assert_eq!(ns.listxattr(ino).unwrap(), b"");
@@ -401,7 +405,7 @@ fn data_that_is_gone_is_an_error_and_told() {
     assert_eq!(ns.setattr(&root, gone, &sized), Err(Errno::EIO));
     assert_eq!(ns.fsync(gone, false), Err(Errno::EIO));
     assert_eq!(ns.fallocate(gone, 0, 0, 9), Err(Errno::EIO));
-    assert_eq!(ns.op_copy_range((whole, 0), (gone, 0), 4).err(), Some(Errno::EIO));
+    assert_eq!(ns.data().copy_range((whole, 0), (gone, 0), 4).err(), Some(Errno::EIO));
     assert!(ns.fault().unwrap().contains(&format!("{:016x}.0", gone.0)));
     // What is open is not said to be on flash either.
     remove_object(dir.path(), open_here);

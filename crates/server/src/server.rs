@@ -216,7 +216,7 @@ impl Server {
         let over = several.map(|peers| Arc::new(ShardedTree::new(namespace.clone(), peers)));
         let tree: Arc<dyn BufferTree> = match &over {
             Some(over) => over.clone(),
-            None => namespace.clone(),
+            None => Arc::new(namespace.tree()),
         };
         let mover = Arc::new(Mover::new(tree, store.plans_dir(), mover_options)?);
         choose_pages(&store, &namespace, options.cache.is_some());
@@ -327,7 +327,10 @@ impl Server {
     pub fn file_status(&self, who: &Caller, path: &[u8]) -> Result<FileStatus, Errno> {
         match &self.over {
             Some(over) => over.status(who, path),
-            None => self.namespace.status_of(&self.namespace.resolve(who, path)?, path),
+            None => {
+                let tree = self.namespace.tree();
+                tree.status_of(&tree.resolve(who, path)?, path)
+            }
         }
     }
 
@@ -344,7 +347,7 @@ impl Server {
     /// ([`forebay_proto::net::tree`], encoded). EPROTO for what makes no sense.
     pub fn answer_tree(&self, asked: &[u8]) -> Result<Vec<u8>, Errno> {
         let asked = frame::decode_borrowed(asked).map_err(|_| Errno::EPROTO)?;
-        let reply = self.namespace.answer_tree(&asked);
+        let reply = self.namespace.tree().answer(&asked);
         let mut body = Vec::new();
         frame::encode(&reply, &mut body).map_err(|_| Errno::EPROTO)?;
         Ok(body)

@@ -107,14 +107,16 @@ pub fn answer(
         Question::Names { from, question, .. } => {
             server.namespace.asked(*from, question).map(Reply::Names)
         }
-        Question::Objects { from, question, .. } => {
-            server.namespace.answer_objects(*from, question, payload, room).map(Reply::Objects)
-        }
+        Question::Objects { from, question, .. } => server
+            .namespace
+            .stripes()
+            .answer_objects(*from, question, payload, room)
+            .map(Reply::Objects),
         Question::Staging { question, .. } => server.mover.answer(question).map(Reply::Staging),
         Question::Tree { asked, .. } => {
             let asked = frame::decode_borrowed(asked).map_err(|_| Errno::EPROTO)?;
             let mut body = Vec::new();
-            frame::encode(&server.namespace.answer_tree(&asked), &mut body).unwrap();
+            frame::encode(&server.namespace.tree().answer(&asked), &mut body).unwrap();
             Ok(Reply::Tree(body))
         }
         Question::Pool(_) | Question::Cache { .. } => Err(Errno::EPROTO),

@@ -1,9 +1,11 @@
 //! Waiting for what a change over shards has locked: without a lock of our own, for a random time,
 //! so that two who are in each other's way do not stay so; and not for ever.
 
-use crate::Namespace;
+use super::links::ShardLinks;
+use crate::holds::Holds;
 use forebay_proto::{Errno, Result, Timing};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest pause at first and later.
@@ -67,10 +69,21 @@ impl Patience {
     }
 }
 
-impl Namespace {
+/// Waits for other shards. In a buffer of one, nobody has to.
+pub struct ShardWaits {
+    holds: Arc<Holds>,
+    links: Option<Arc<ShardLinks>>,
+}
+
+impl ShardWaits {
+    /// For what `holds` has, and for the shards of `links`.
+    pub(crate) fn new(holds: Arc<Holds>, links: Option<Arc<ShardLinks>>) -> ShardWaits {
+        ShardWaits { holds, links }
+    }
+
     /// Waits a moment after ERESTART. ETIMEDOUT when it was long enough: what is in the way is held
     /// by a server that is away.
-    pub fn wait_for_shards(&self, patience: &mut Patience) -> Result<()> {
+    pub fn pause(&self, patience: &mut Patience) -> Result<()> {
         #[cfg(any(debug_assertions, feature = "failpoints"))]
         if let Some(goes_on) = patience.pause_by_hand() {
             return if goes_on { Ok(()) } else { Err(Errno::ETIMEDOUT) };
@@ -78,7 +91,7 @@ impl Namespace {
         if patience.begun.elapsed() >= patience.retry {
             return Err(Errno::ETIMEDOUT);
         }
-        self.pause_for_shards(patience);
+        self.sleep(patience);
         Ok(())
     }
 
@@ -86,16 +99,16 @@ impl Namespace {
     /// needs is away, and not for long yet, or is back: its answer was lost with a connection while another
     /// question was answered. Nothing was decided then.
     pub fn wait_for_server(&self, errno: Errno, patience: &mut Patience) -> bool {
-        let Some(shards) = &self.shards else { return false };
+        let Some(links) = &self.links else { return false };
         let was_away = matches!(errno, Errno::EHOSTUNREACH | Errno::ETIMEDOUT);
         #[cfg(any(debug_assertions, feature = "failpoints"))]
         if was_away && let Some(goes_on) = patience.pause_by_hand() {
             return goes_on;
         }
-        let times = (*shards.patience.read(), patience.retry);
-        let waits = was_away && waits_on(shards.away_for(), patience.begun.elapsed(), times);
+        let times = (links.patience(), patience.retry);
+        let waits = was_away && waits_on(links.away_for(), patience.begun.elapsed(), times);
         if waits {
-            self.pause_for_shards(patience);
+            self.sleep(patience);
         }
         waits
     }
@@ -106,19 +119,16 @@ impl Namespace {
         let mut patience = Patience::new();
         loop {
             match operation() {
-                Err(Errno::ERESTART) => self.wait_for_shards(&mut patience)?,
+                Err(Errno::ERESTART) => self.pause(&mut patience)?,
                 Err(errno) if self.wait_for_server(errno, &mut patience) => {}
                 other => return other,
             }
         }
     }
 
-    fn pause_for_shards(&self, patience: &mut Patience) {
+    fn sleep(&self, patience: &mut Patience) {
         let pause = patience.next();
-        match &self.shards {
-            Some(shards) => shards.holds().pause(pause),
-            None => std::thread::sleep(pause),
-        }
+        self.holds.pause(pause);
     }
 }
 

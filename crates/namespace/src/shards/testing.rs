@@ -1,6 +1,6 @@
 //! What tests of several shards in one process see of a namespace, in builds with failpoints.
 
-use super::{Patience, Shards};
+use super::{Coordinator, Patience};
 use crate::Namespace;
 use forebay_proto::{Caller, Errno, Ino, Result};
 use std::cell::{Cell, RefCell};
@@ -51,50 +51,42 @@ impl Namespace {
 }
 
 impl Testing<'_> {
-    fn shards(&self) -> &Shards {
+    fn shards(&self) -> &Coordinator {
         self.0.shards.as_ref().expect("a buffer with several shards")
     }
 
     /// Nobody waits for another shard.
     pub fn lose_patience(&self) {
         self.shards().set_patience(Duration::ZERO);
-        self.0.striped.set_patience(Duration::ZERO);
+        self.0.stripes.set_patience(Duration::ZERO);
     }
 
     /// Settles what the start found.
     pub fn settle_start(&self) {
-        self.0.settle_start(self.shards());
+        self.shards().settle_start();
     }
 
     /// One round of the thread that finishes intents.
     pub fn finish_round(&self) -> Result<()> {
-        self.0.finish_round(self.shards()).map(drop)
+        self.shards().finish_round().map(drop)
     }
 
     /// All shards may get new inodes again.
     pub fn pass_over_none(&self) {
-        self.shards().place.pass_over_none();
+        self.shards().pass_over_none();
     }
 
     /// What is not finished here.
     pub fn unfinished(&self) -> Unfinished {
-        let holds = !self.shards().holds().is_empty();
-        let state = self.shards().state.lock();
-        Unfinished {
-            intents: state.intents.len(),
-            prepared: state.prepared.len(),
-            working: state.working.len(),
-            unsettled: state.unsettled.len(),
-            holds,
-        }
+        self.shards().unfinished()
     }
 
     /// A rename with the patience of this shard, tried again while another shard is in the way.
     pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Result<()> {
         let mut patience = Patience::new();
         loop {
-            match self.0.op_rename(&Caller::root(), from, to, 0) {
-                Err(Errno::ERESTART) => self.0.wait_for_shards(&mut patience)?,
+            match self.0.names.rename(&Caller::root(), from, to, 0) {
+                Err(Errno::ERESTART) => self.0.waits.pause(&mut patience)?,
                 done => return done.map(drop),
             }
         }

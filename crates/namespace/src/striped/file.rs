@@ -8,15 +8,27 @@
 //! Invariant: what an append or a longer size adds becomes visible in the file's size last: its
 //! last byte is written after all others. So after a kill the size tells whether all is there.
 
-use super::super::{Namespace, merge};
-use super::InodeRecord;
-use super::logged::{LogStat, ctime_of_index};
+use super::keep::{Keep, Unsettled};
+use super::logged::{LogStat, LoggedFiles, Mapped, Now, Published, ctime_of_index};
+use super::stripes::{StripeObjects, facts_in};
+use crate::attributes::merge;
+use crate::base::Base;
+use crate::records::Records;
+use forebay_log::Extent;
+use forebay_log::extents::gaps;
 use forebay_proto::attr::{Attr, SetTime, Timestamp};
-use forebay_proto::layout::{Layout, Part};
-use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
-use forebay_proto::net::servers::{ObjectChange, ObjectFacts, ObjectsQuestion, ObjectsReply};
-use forebay_proto::{Errno, Ino, ObjectId, Result};
+use forebay_proto::layout::Layout;
+use forebay_proto::net::servers::{
+    MAX_FOUND, ObjectChange, ObjectFacts, ObjectsQuestion, ObjectsReply,
+};
+use forebay_proto::{Caller, Errno, Ino, ObjectId, RequestId, Result};
 use forebay_store::objects::ObjectStat;
+use forebay_store::record::{AnswerRecord, Answered, Change, InodeRecord};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// How often a range is looked up anew whose log went meanwhile.
+const MAX_LOOKS: u32 = 8;
 
 /// `blksize_bytes` of attributes whose size is not known, because a server with objects of the file
 /// is away. Such attributes may lead to an inode, but are not to be believed.
@@ -47,14 +59,6 @@ pub(super) fn together(
     }
 }
 
-/// What an object shows, by the answer of its server; `None`: there is none.
-fn facts_in(reply: ObjectsReply) -> Result<Option<ObjectFacts>> {
-    match reply {
-        ObjectsReply::Stat(facts) => Ok(facts),
-        _ => Err(Errno::EPROTO),
-    }
-}
-
 /// What objects and logs show together.
 fn with_logs(
     record: &InodeRecord,
@@ -73,66 +77,68 @@ fn with_logs(
     }
 }
 
-impl Namespace {
-    /// Attributes, exact: all objects are asked.
-    pub(crate) fn striped_attr(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
-        self.settle(ino)?;
-        Ok(merge(ino, record, Some(self.striped_stat(ino, record)?)))
+/// Striped files at the server of their inodes.
+pub struct StripedFiles {
+    records: Arc<Records>,
+    stripes: Arc<StripeObjects>,
+    logs: Arc<LoggedFiles>,
+    keep: Arc<Keep>,
+    volatile: bool,
+}
+
+impl StripedFiles {
+    /// Files of these records.
+    pub(crate) fn new(
+        base: &Base,
+        stripes: &Arc<StripeObjects>,
+        logs: &Arc<LoggedFiles>,
+        keep: &Arc<Keep>,
+    ) -> StripedFiles {
+        let records = Arc::clone(&base.records);
+        StripedFiles {
+            records,
+            stripes: Arc::clone(stripes),
+            logs: Arc::clone(logs),
+            keep: Arc::clone(keep),
+            volatile: base.volatile,
+        }
     }
 
-    fn striped_stat(&self, ino: Ino, record: &InodeRecord) -> Result<ObjectStat> {
+    /// Attributes, exact: all objects are asked.
+    pub(crate) fn attr(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
+        self.settle(ino)?;
+        Ok(merge(ino, record, Some(self.stat(ino, record)?)))
+    }
+
+    fn stat(&self, ino: Ino, record: &InodeRecord) -> Result<ObjectStat> {
         // First the logs: what is brought together meanwhile is then in the objects.
         let logs = self.log_stat_of(ino, record)?;
-        let facts = self.facts_of(ino, record)?;
+        let facts = self.stripes.facts_of(ino, record)?;
         Ok(with_logs(record, facts, logs.as_ref()))
     }
 
     /// What the index shows, of a file in logs.
     fn log_stat_of(&self, ino: Ino, record: &InodeRecord) -> Result<Option<LogStat>> {
-        record.layout.log.then(|| self.log_stat(ino)).transpose()
-    }
-
-    /// What the objects show.
-    pub(super) fn facts_of(
-        &self,
-        ino: Ino,
-        record: &InodeRecord,
-    ) -> Result<Vec<Option<ObjectFacts>>> {
-        self.each_object(ino, &record.layout, |shard, object| {
-            let question = ObjectsQuestion::Stat(object);
-            facts_in(self.ask_patiently(shard, &question, &[], &mut Vec::new())?)
-        })
-    }
-
-    /// The same; an error at once if a server is away.
-    pub(super) fn facts_at_once(
-        &self,
-        ino: Ino,
-        record: &InodeRecord,
-    ) -> Result<Vec<Option<ObjectFacts>>> {
-        self.each_object(ino, &record.layout, |shard, object| {
-            let question = ObjectsQuestion::Stat(object);
-            facts_in(self.ask_objects(shard, question, &[], &mut Vec::new())?)
-        })
+        record.layout.log.then(|| self.logs.log_stat(ino)).transpose()
     }
 
     /// The size alone, also of a file of which a change is not settled.
-    pub(super) fn striped_size(&self, ino: Ino, record: &InodeRecord) -> Result<u64> {
-        Ok(self.striped_stat(ino, record)?.size_bytes)
+    pub(super) fn size(&self, ino: Ino, record: &InodeRecord) -> Result<u64> {
+        Ok(self.stat(ino, record)?.size_bytes)
     }
 
     /// Attributes that lead to the inode; if a server is away, without its size
     /// ([`SIZE_UNKNOWN`]): so a file can be removed whose data cannot be reached.
-    pub(crate) fn striped_entry_attr(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
+    pub(crate) fn entry_attr(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
         let logs = self.log_stat_of(ino, record);
         let shown = |facts| with_logs(record, facts, logs.as_ref().ok().and_then(Option::as_ref));
-        let facts = self.each_object(ino, &record.layout, |shard, object| {
+        let facts = self.stripes.each_object(ino, &record.layout, |shard, object| {
             let question = ObjectsQuestion::Stat(object);
-            Ok(self.ask_objects(shard, question, &[], &mut Vec::new()).and_then(facts_in))
+            Ok(self.stripes.ask_objects(shard, question, &[], &mut Vec::new()).and_then(facts_in))
         })?;
         let known: Result<Vec<_>> = facts.iter().copied().collect();
         match known {
-            Ok(facts) if !self.is_unsettled(ino) && logs.is_ok() => {
+            Ok(facts) if !self.keep.is_unsettled(ino) && logs.is_ok() => {
                 Ok(merge(ino, record, Some(shown(facts))))
             }
             _ => {
@@ -145,12 +151,7 @@ impl Namespace {
     }
 
     /// Sets the size. One at a time for a file.
-    pub(crate) fn striped_truncate(
-        &self,
-        ino: Ino,
-        layout: &Layout,
-        size_bytes: u64,
-    ) -> Result<()> {
+    pub(crate) fn truncate(&self, ino: Ino, layout: &Layout, size_bytes: u64) -> Result<()> {
         self.settle(ino)?;
         self.truncate_all(ino, layout, size_bytes)
     }
@@ -161,31 +162,22 @@ impl Namespace {
             return Err(Errno::EFBIG);
         }
         if layout.log {
-            self.cut_logs(ino, size_bytes)?;
+            self.logs.cut_logs(ino, size_bytes)?;
         }
-        // The object of the last byte shows the size; others have no more than fits it.
-        let last = size_bytes.checked_sub(1).map(|last| layout.locate(last).0);
-        let done = self.each_object(ino, layout, |shard, object| {
-            let change = ObjectChange::Truncate {
-                object,
-                size_bytes: layout.object_bytes(object.stripe, size_bytes),
-                at_most: last != Some(object.stripe),
-            };
-            self.change_objects(shard, &change, &[]).map(drop)
-        });
+        let done = self.stripes.truncate_objects(ino, layout, size_bytes);
         self.times_changed(ino, layout);
-        done.map(drop)
+        done
     }
 
     /// The objects show other times than before, also if not all was done.
     fn times_changed(&self, ino: Ino, layout: &Layout) {
         if layout.log {
-            self.objects_changed(ino);
+            self.logs.objects_changed(ino);
         }
     }
 
     /// Sets times of all objects that there are.
-    pub(crate) fn striped_set_times(
+    pub(crate) fn set_times(
         &self,
         ino: Ino,
         record: &InodeRecord,
@@ -202,22 +194,19 @@ impl Namespace {
         // The objects' times of change will say nothing about which was written last.
         let mtime = match mtime {
             Some(mtime) => at(mtime),
-            None => self.striped_stat(ino, record)?.mtime,
+            None => self.stat(ino, record)?.mtime,
         };
         let atime = atime.map(at);
         if record.layout.log {
-            self.set_index_time(ino, mtime)?;
+            self.logs.set_index_time(ino, mtime)?;
         }
-        let done = self.each_object(ino, &record.layout, |shard, object| {
-            let change = ObjectChange::SetTimes { object, atime, mtime: Some(mtime) };
-            self.change_objects(shard, &change, &[]).map(drop)
-        });
+        let done = self.stripes.set_object_times(ino, &record.layout, (atime, Some(mtime)));
         self.times_changed(ino, &record.layout);
-        done.map(drop)
+        done
     }
 
     /// Reads, holes as zeros; fewer bytes than asked for only at the end.
-    pub(crate) fn striped_read(
+    pub(crate) fn read(
         &self,
         ino: Ino,
         record: &InodeRecord,
@@ -228,51 +217,70 @@ impl Namespace {
             return self.read_logged(ino, record, offset, buffer);
         }
         // First the size: what was written before it was seen is then read.
-        let size_bytes = self.striped_attr(ino, record)?.size_bytes;
+        let size_bytes = self.attr(ino, record)?.size_bytes;
         let want = size_bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;
-        self.read_objects(ino, &record.layout, offset, &mut buffer[..want])?;
+        self.stripes.read_objects(ino, &record.layout, offset, &mut buffer[..want])?;
         Ok(want)
     }
 
-    /// Reads what the objects have; zeros where they have nothing.
-    pub(super) fn read_objects(
+    /// Reads, holes as zeros; fewer bytes than asked for only at the end of the file.
+    fn read_logged(
         &self,
         ino: Ino,
-        layout: &Layout,
+        record: &InodeRecord,
         offset: u64,
         buffer: &mut [u8],
-    ) -> Result<()> {
-        buffer.fill(0);
-        for part in layout.parts(offset, buffer.len() as u64) {
-            let mut at = part.offset;
-            let end = part.offset + part.bytes;
-            let mut bytes = Vec::new();
-            while at < end {
-                let bytes_asked = (end - at).min(MAX_PAYLOAD_BYTES.into()) as u32;
-                let object = ObjectId { ino, stripe: part.stripe };
-                let question = ObjectsQuestion::Read { object, offset: at, bytes: bytes_asked };
-                let shard = layout.shard_of(part.stripe, self.server_count());
-                bytes.clear();
-                self.ask_patiently(shard, &question, &[], &mut bytes)?;
-                let got = Part { offset: at, bytes: bytes.len() as u64, ..part };
-                for run in layout.runs(got) {
-                    let from = (run.object_offset - at) as usize;
-                    let to = (run.file_offset - offset) as usize;
-                    let count = run.bytes as usize;
-                    buffer[to..to + count].copy_from_slice(&bytes[from..from + count]);
+    ) -> Result<usize> {
+        let mut looks = 0;
+        loop {
+            looks += 1;
+            let end = offset.saturating_add(buffer.len() as u64);
+            let (extents, _) = self.logs.extents_of(ino, (offset, end), usize::MAX - 1)?;
+            let plain: Vec<Extent> = extents.iter().map(|(extent, _)| *extent).collect();
+            let mut want = buffer.len();
+            if !gaps(&plain, offset, end).is_empty() {
+                let size_bytes = self.attr(ino, record)?.size_bytes;
+                want = size_bytes.saturating_sub(offset).min(want as u64) as usize;
+                self.stripes.read_objects(ino, &record.layout, offset, &mut buffer[..want])?;
+            }
+            let read = extents.iter().try_for_each(|(extent, shard)| {
+                let from = (extent.offset - offset) as usize;
+                match buffer[..want].get_mut(from..from + extent.bytes as usize) {
+                    Some(into) => self.logs.read_extent(ino, *shard, extent, into),
+                    // It was cut off between the two looks.
+                    None => Ok(()),
                 }
-                if (bytes.len() as u64) < u64::from(bytes_asked) {
-                    break;
-                }
-                at += u64::from(bytes_asked);
+            });
+            match read {
+                // Its log may have gone, because all was brought together.
+                Err(Errno::EIO) if looks < MAX_LOOKS => {}
+                other => return other.map(|()| want),
             }
         }
-        Ok(())
+    }
+
+    /// Where a range of a file is.
+    pub fn map_logs(&self, ino: Ino, offset: u64, bytes: u64) -> Result<Mapped> {
+        let record = self.records.regular(ino)?;
+        if !record.layout.log {
+            return Err(Errno::EINVAL);
+        }
+        self.settle(ino)?;
+        let end = offset.saturating_add(bytes);
+        let (extents, more) = self.logs.extents_of(ino, (offset, end), MAX_FOUND)?;
+        let plain: Vec<Extent> = extents.iter().map(|(extent, _)| *extent).collect();
+        if !more && gaps(&plain, offset, end).is_empty() {
+            return Ok(Mapped { size_bytes: end, objects_bytes: 0, extents, more });
+        }
+        let logs = self.logs.log_stat(ino)?;
+        let facts = self.stripes.facts_of(ino, &record)?;
+        let objects_bytes = together(&record.layout, &record, &facts).size_bytes;
+        Ok(Mapped { size_bytes: objects_bytes.max(logs.end), objects_bytes, extents, more })
     }
 
     /// Writes at an offset; a short count only when space ran out. The file's last byte of it comes
     /// last.
-    pub(crate) fn striped_write(
+    pub(crate) fn write(
         &self,
         ino: Ino,
         layout: &Layout,
@@ -282,93 +290,16 @@ impl Namespace {
     ) -> Result<usize> {
         if layout.log {
             // What is in logs hides what the objects have.
-            self.bring_together(ino, (offset, offset.saturating_add(data.len() as u64)))?;
+            self.logs.bring_together(ino, (offset, offset.saturating_add(data.len() as u64)))?;
         }
-        let written = self.write_objects(ino, layout, offset, data, sync);
+        let written = self.stripes.write_objects(ino, layout, offset, data, sync);
         self.times_changed(ino, layout);
         written
     }
 
-    /// Writes a part of one object, wherever it is, in messages of at most [`MAX_PAYLOAD_BYTES`]. How many of the bytes are there
-    /// now: fewer only where flash is full.
-    fn write_object_on(
-        &self,
-        ino: Ino,
-        layout: &Layout,
-        (stripe, offset): (u32, u64),
-        data: &[u8],
-        sync: bool,
-    ) -> Result<u64> {
-        let object = ObjectId { ino, stripe };
-        let shard = layout.shard_of(stripe, self.server_count());
-        let mut done = 0;
-        for piece in data.chunks(MAX_PAYLOAD_BYTES as usize) {
-            let change = ObjectChange::Write { object, offset: offset + done, sync };
-            let count = match self.change_objects(shard, &change, piece) {
-                Ok(ObjectsReply::Count(count)) => count,
-                Ok(_) => return Err(Errno::EPROTO),
-                Err(Errno::ENOSPC) => 0,
-                Err(errno) => return Err(errno),
-            };
-            done += count;
-            if count < piece.len() as u64 {
-                break;
-            }
-        }
-        Ok(done)
-    }
-
-    /// The same into the objects, whatever is in logs.
-    pub(super) fn write_objects(
-        &self,
-        ino: Ino,
-        layout: &Layout,
-        offset: u64,
-        data: &[u8],
-        sync: bool,
-    ) -> Result<usize> {
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= i64::MAX as u64);
-        let Some(last) = end.ok_or(Errno::EFBIG)?.checked_sub(1) else { return Ok(0) };
-        if data.is_empty() {
-            return Ok(0);
-        }
-        let mut parts = layout.parts(offset, data.len() as u64);
-        let (stripe, object_offset) = layout.locate(last);
-        let mut last_run = None;
-        for part in parts.iter_mut().filter(|part| part.stripe == stripe) {
-            if let Some(run) = layout.runs(*part).last() {
-                debug_assert_eq!(run.object_offset + run.bytes, object_offset + 1);
-                part.bytes -= run.bytes;
-                last_run = Some(Part { offset: run.object_offset, bytes: run.bytes, ..*part });
-            }
-        }
-        let all: Vec<Part> =
-            parts.into_iter().filter(|part| part.bytes > 0).chain(last_run).collect();
-        for (n, part) in all.iter().enumerate() {
-            let mut bytes = Vec::with_capacity(part.bytes as usize);
-            for run in layout.runs(*part) {
-                let from = (run.file_offset - offset) as usize;
-                bytes.extend_from_slice(&data[from..from + run.bytes as usize]);
-            }
-            let count =
-                self.write_object_on(ino, layout, (part.stripe, part.offset), &bytes, sync)?;
-            if count < part.bytes {
-                // What stands before the first byte that is missing counts.
-                let rest = Part { offset: part.offset + count, bytes: part.bytes - count, ..*part };
-                let missing = std::iter::once(&rest).chain(&all[n + 1..]);
-                let first = missing.filter_map(|part| Some(layout.runs(*part).next()?.file_offset));
-                return match first.min().unwrap_or(offset) - offset {
-                    0 => Err(Errno::ENOSPC),
-                    written => Ok(written as usize),
-                };
-            }
-        }
-        Ok(data.len())
-    }
-
     /// Appends at `at`, the file's end, whole or not at all as far as a size can show it; a short
     /// count only when space ran out. One at a time for a file.
-    pub(crate) fn striped_append(
+    pub(crate) fn append(
         &self,
         ino: Ino,
         layout: &Layout,
@@ -376,7 +307,7 @@ impl Namespace {
         data: &[u8],
         sync: bool,
     ) -> Result<usize> {
-        let written = self.striped_write(ino, layout, at, data, sync);
+        let written = self.write(ino, layout, at, data, sync);
         let have = match &written {
             Ok(count) => *count,
             Err(_) => 0,
@@ -385,13 +316,13 @@ impl Namespace {
             && let Err(error) = self.truncate_all(ino, layout, at + have as u64)
         {
             tracing::warn!(%ino, %error, "what is left of a failed append is taken off later");
-            self.cut_later(ino, at + have as u64);
+            self.keep.cut_later(ino, at + have as u64);
         }
         written
     }
 
     /// `fallocate(2)`. One at a time for a file.
-    pub(crate) fn striped_fallocate(
+    pub(crate) fn fallocate(
         &self,
         ino: Ino,
         record: &InodeRecord,
@@ -407,9 +338,9 @@ impl Namespace {
             return Err(Errno::EOPNOTSUPP);
         }
         let keep = libc::FALLOC_FL_KEEP_SIZE as u32;
-        let size_bytes = self.striped_attr(ino, record)?.size_bytes;
+        let size_bytes = self.attr(ino, record)?.size_bytes;
         if layout.log && mode & !keep != 0 {
-            self.bring_together(ino, (offset, end))?;
+            self.logs.bring_together(ino, (offset, end))?;
         }
         // Space first, on all servers: a size that grows says that it is there.
         for part in layout.parts(offset, length) {
@@ -420,8 +351,8 @@ impl Namespace {
                 offset: part.offset,
                 length: part.bytes,
             };
-            let shard = layout.shard_of(part.stripe, self.server_count());
-            let done = self.change_objects(shard, &change, &[]);
+            let shard = layout.shard_of(part.stripe, self.stripes.server_count());
+            let done = self.stripes.change_objects(shard, &change, &[]);
             self.times_changed(ino, layout);
             done?;
         }
@@ -432,7 +363,7 @@ impl Namespace {
     }
 
     /// SEEK_DATA or SEEK_HOLE.
-    pub(crate) fn striped_seek(
+    pub(crate) fn seek(
         &self,
         ino: Ino,
         record: &InodeRecord,
@@ -440,7 +371,7 @@ impl Namespace {
         whence: u32,
     ) -> Result<u64> {
         let layout = &record.layout;
-        let size_bytes = self.striped_attr(ino, record)?.size_bytes;
+        let size_bytes = self.attr(ino, record)?.size_bytes;
         if offset >= size_bytes {
             return Err(Errno::ENXIO);
         }
@@ -449,10 +380,10 @@ impl Namespace {
             // All counts as data: logs say where data is, not that the rest is none.
             return Ok(if holes { size_bytes } else { offset });
         }
-        let found = self.each_object(ino, layout, |shard, object| {
+        let found = self.stripes.each_object(ino, layout, |shard, object| {
             let from = layout.object_bytes(object.stripe, offset);
             let question = ObjectsQuestion::Seek { object, offset: from, whence };
-            match self.ask_patiently(shard, &question, &[], &mut Vec::new()) {
+            match self.stripes.ask_patiently(shard, &question, &[], &mut Vec::new()) {
                 Ok(ObjectsReply::Count(at)) => Ok(layout.file_offset(object.stripe, at)),
                 Ok(_) => Err(Errno::EPROTO),
                 // Behind the object's end there is no data: a hole, if the file goes on.
@@ -469,32 +400,24 @@ impl Namespace {
     }
 
     /// All objects on flash.
-    pub(crate) fn striped_sync(&self, ino: Ino, layout: &Layout, data_only: bool) -> Result<()> {
+    pub(crate) fn sync(&self, ino: Ino, layout: &Layout, data_only: bool) -> Result<()> {
         if layout.log {
             // First the logs: what is brought together meanwhile is then in the objects.
-            self.sync_logs(ino)?;
+            self.logs.sync_logs(ino)?;
         }
-        self.sync_objects(ino, layout, data_only)
-    }
-
-    pub(super) fn sync_objects(&self, ino: Ino, layout: &Layout, data_only: bool) -> Result<()> {
-        self.each_object(ino, layout, |shard, object| {
-            let question = ObjectsQuestion::Sync { object, data_only };
-            self.ask_patiently(shard, &question, &[], &mut Vec::new()).map(drop)
-        })
-        .map(drop)
+        self.stripes.sync_objects(ino, layout, data_only)
     }
 
     /// Removes all objects; an error if one could not be. A server that is gone for good has none.
     pub(crate) fn remove_objects(&self, ino: Ino, layout: &Layout) -> Result<()> {
         if layout.log {
-            self.remove_logs(ino)?;
+            self.logs.remove_logs(ino)?;
         }
-        self.each_object(ino, layout, |shard, object| {
+        self.stripes.each_object(ino, layout, |shard, object| {
             let change = ObjectChange::Remove(vec![object]);
             let start = Default::default();
             let question = ObjectsQuestion::Change { order: start, change };
-            match self.ask_objects(shard, question, &[], &mut Vec::new()) {
+            match self.stripes.ask_objects(shard, question, &[], &mut Vec::new()) {
                 Err(Errno::EIO) => {
                     tracing::warn!(%ino, server = shard.0, "an object on a lost server is given up");
                     Ok(())
@@ -503,6 +426,109 @@ impl Namespace {
             }
         })
         .map(drop)
+    }
+
+    /// What a client wrote counts for everybody. ENOENT for a log that has gone.
+    pub fn publish_log(&self, ino: Ino, client: u64, published: &Published<'_>) -> Result<Now> {
+        self.settle(ino)?;
+        self.logs.publish(ino, client, published)
+    }
+
+    /// Ends what was interrupted in a change of the file's size. Before anybody asks for its size
+    /// or changes it.
+    pub(crate) fn settle(&self, ino: Ino) -> Result<()> {
+        if !self.keep.is_unsettled(ino) {
+            return Ok(());
+        }
+        self.keep.settle_with(ino, |list| {
+            for what in list {
+                match self.records.store().inode(ino)? {
+                    Some(record) if record.is_striped() => self.settle_one(ino, &record, *what)?,
+                    _ => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn settle_one(&self, ino: Ino, record: &InodeRecord, what: Unsettled) -> Result<()> {
+        let layout = &record.layout;
+        let size_bytes = self.size(ino, record)?;
+        let (client, slot, answer) = match what {
+            Unsettled::Cut(to) if size_bytes > to => return self.truncate_all(ino, layout, to),
+            Unsettled::Cut(_) => return Ok(()),
+            Unsettled::Answer(client, slot, answer) => (client, slot, answer),
+        };
+        let came = match answer.what {
+            Answered::Appending { at, count, .. } if size_bytes >= at + u64::from(count) => {
+                Answered::Appended(count)
+            }
+            Answered::Appending { at, .. } => {
+                if size_bytes > at {
+                    self.truncate_all(ino, layout, at)?;
+                }
+                Answered::Undone
+            }
+            Answered::Truncating { size_bytes, .. } => {
+                self.truncate_all(ino, layout, size_bytes)?;
+                Answered::Truncated
+            }
+            other => other,
+        };
+        let answer = AnswerRecord { what: came, ..answer };
+        self.records.commit(RequestId::default(), vec![Change::PutAnswer { client, slot, answer }])
+    }
+
+    /// What came of a call on a striped file that a kill interrupted, `what` being written down of
+    /// it before.
+    pub fn settled(&self, caller: &Caller, what: Answered) -> Result<Answered> {
+        let ino = match what {
+            Answered::Appending { ino, .. } | Answered::Truncating { ino, .. } => ino,
+            _ => return Ok(what),
+        };
+        let striped = self.records.store().inode(ino)?.is_some_and(|record| record.is_striped());
+        if !striped {
+            return Ok(what);
+        }
+        self.settle(ino)?;
+        let (slot, seq) = forebay_store::record::slot_of(caller.request);
+        let found = self.records.store().answers()?.into_iter().find(|((client, at), answer)| {
+            (*client, *at, answer.seq) == (caller.request.client, slot, seq)
+        });
+        Ok(found.map_or(what, |(_, answer)| answer.what))
+    }
+
+    /// Removes the objects of striped files that are to be reclaimed; those of which it failed, whose
+    /// records must stay, are tried again later.
+    pub(crate) fn remove_of(&self, files: &[(Ino, InodeRecord)]) -> Result<HashSet<Ino>> {
+        if files.is_empty() {
+            return Ok(HashSet::new());
+        }
+        self.keep.removing(files);
+        if !self.volatile {
+            // A power cut must not bring the name back without its data.
+            self.records.store().sync()?;
+        }
+        let mut left = HashSet::new();
+        for (ino, record) in files {
+            let removed = match self.stripes.is_joined() {
+                true => self.remove_objects(*ino, &record.layout),
+                false => Err(Errno::EHOSTUNREACH),
+            };
+            if let Err(error) = removed {
+                tracing::debug!(%ino, %error, "its objects are removed later");
+                left.insert(*ino);
+            }
+        }
+        Ok(left)
+    }
+
+    /// The records of these are gone, of those left not.
+    pub(crate) fn removed(&self, files: &[(Ino, InodeRecord)], left: &HashSet<Ino>) {
+        if files.is_empty() {
+            return;
+        }
+        self.keep.removed(files, left);
     }
 }
 

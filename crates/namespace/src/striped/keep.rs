@@ -1,5 +1,5 @@
 //! What has to be done later for striped files, because another server is away or this one was
-//! killed: a thread of its own does it, and sleeps when there is nothing.
+//! killed: the lists of it. A thread of its own does it (`upkeep`), and sleeps when there is nothing.
 //!
 //! | what | known after a kill by | done |
 //! | --- | --- | --- |
@@ -11,32 +11,20 @@
 //! record of it; while that server is away nothing is removed. The lists are bounded by the number
 //! of orphans, of slots of clients, and of servers.
 
-use super::super::{INO_CHUNK, Namespace};
-use super::InodeRecord;
-use forebay_proto::ids::INO_SHARD_SHIFT;
-use forebay_proto::net::servers::{ObjectsQuestion, ObjectsReply};
-use forebay_proto::{Caller, Errno, Ino, ObjectId, RequestId, Result, ShardId};
-use forebay_store::metadata::Batch;
-use forebay_store::record::{AnswerRecord, Answered, Change};
+use forebay_proto::{Ino, Result, ShardId};
+use forebay_store::record::{AnswerRecord, InodeRecord};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-/// First and longest pause before what failed is tried again.
-const AGAIN_FIRST: Duration = Duration::from_millis(500);
-const AGAIN_LONGEST: Duration = Duration::from_secs(10);
-/// Files asked about at once when objects are looked through.
-const SWEEP_BATCH: usize = 1024;
 
 /// Files of which is remembered that their logs are to be brought together. Others come again when they are written.
 const MAX_TOGETHER: usize = 4096;
 
 /// A change of a file's size of which only a part may have been made.
 #[derive(Clone, Copy, Debug)]
-enum Unsettled {
+pub(super) enum Unsettled {
     /// The answer in this client's slot says which.
     Answer(u64, u16, AnswerRecord),
     /// What is behind this size was never acknowledged.
@@ -60,34 +48,32 @@ struct State {
 }
 
 /// The lists and the thread.
-pub(in super::super) struct Keep {
+pub(crate) struct Keep {
     state: Mutex<State>,
     wake: Condvar,
     unsettled: AtomicUsize,
     /// Held while one is settled.
     settling: Mutex<()>,
-    /// Numbers of inodes below this are used up also after a power cut.
-    durable_numbers: AtomicU64,
     /// The last server did not close in order.
     unclean: std::sync::atomic::AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Keep {
-    pub(super) fn new() -> Keep {
+    /// Empty lists.
+    pub(crate) fn new() -> Keep {
         Keep {
             state: Mutex::default(),
             wake: Condvar::new(),
             unsettled: AtomicUsize::new(0),
             settling: Mutex::new(()),
-            durable_numbers: AtomicU64::new(0),
             unclean: Default::default(),
             thread: Mutex::new(None),
         }
     }
 
     /// The last server was killed: others may have objects of files that are not on record here.
-    pub(in super::super) fn was_killed(&self) {
+    pub(crate) fn was_killed(&self) {
         self.unclean.store(true, Ordering::Release);
     }
 
@@ -111,7 +97,7 @@ impl Keep {
     }
 
     /// An answer whose call a kill may have cut in two.
-    pub(in super::super) fn unsettled(&self, key: (u64, u16), ino: Ino, answer: AnswerRecord) {
+    pub(crate) fn unsettled(&self, key: (u64, u16), ino: Ino, answer: AnswerRecord) {
         self.push(ino, Unsettled::Answer(key.0, key.1, answer));
     }
 
@@ -122,7 +108,7 @@ impl Keep {
     }
 
     /// Ends the thread.
-    pub(in super::super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.state.lock().stopping = true;
         self.wake.notify_one();
         if let Some(thread) = self.thread.lock().take()
@@ -134,7 +120,7 @@ impl Keep {
     }
 
     /// Waits for work; false at the end. `pause`: there is some that failed.
-    fn wait(&self, pause: Option<Duration>) -> bool {
+    pub(super) fn wait(&self, pause: Option<Duration>) -> bool {
         let mut state = self.state.lock();
         loop {
             if state.stopping {
@@ -155,293 +141,59 @@ impl Keep {
             }
         }
     }
-}
 
-/// Starts the thread; [`Keep::stop`] ends it.
-pub(super) fn start(namespace: &Arc<Namespace>) -> Result<()> {
-    let keep = &namespace.striped.keep;
-    {
-        let mut state = keep.state.lock();
-        let others =
-            || (0..namespace.server_count()).map(ShardId).filter(|s| *s != namespace.shard);
-        state.sweeps.extend(others());
-        if keep.unclean.load(Ordering::Acquire) {
-            state.tell.extend(others());
+    /// What a server of several begins with: objects here of files of the `others` are looked through, and after a kill the
+    /// others are told to do the same.
+    pub(super) fn begin(&self, others: impl Iterator<Item = ShardId> + Clone) {
+        let mut state = self.state.lock();
+        state.sweeps.extend(others.clone());
+        if self.unclean.load(Ordering::Acquire) {
+            state.tell.extend(others);
         }
     }
-    let ns = Arc::clone(namespace);
-    let thread = std::thread::Builder::new()
-        .name("stripes".into())
-        .spawn(move || {
-            let mut pause = None;
-            while ns.striped.keep.wait(pause) {
-                pause = match ns.work_off() {
-                    true => None,
-                    false => Some(pause.map_or(AGAIN_FIRST, |p| (p * 2).min(AGAIN_LONGEST))),
-                };
-            }
-        })
-        .map_err(|e| Errno::from_io(&e))?;
-    *keep.thread.lock() = Some(thread);
-    Ok(())
-}
 
-impl Namespace {
-    /// Tries once all that is to be done; false if some is left.
-    fn work_off(&self) -> bool {
-        let keep = &self.striped.keep;
-        let unsettled: Vec<Ino> = keep.state.lock().unsettled.keys().copied().collect();
-        let mut all = true;
-        for ino in unsettled {
-            if let Err(error) = self.settle(ino) {
-                tracing::debug!(%ino, %error, "a change that was interrupted is not settled yet");
-                all = false;
-            }
-        }
-        let again = std::mem::take(&mut keep.state.lock().again);
-        if !again.is_empty() {
-            if let Err(error) = self.reclaim_batch(&again, false) {
-                tracing::error!(%error, "cannot free removed files; the next start frees them");
-            }
-            all &= keep.state.lock().again.is_empty();
-        }
-        let (tell, sweeps) = {
-            let state = keep.state.lock();
-            (state.tell.clone(), state.sweeps.clone())
-        };
-        let together = std::mem::take(&mut keep.state.lock().together);
-        for ino in together {
-            match self.bring_next(ino) {
-                Ok(false) => {}
-                Ok(true) => drop(keep.state.lock().together.insert(ino)),
-                Err(error) => {
-                    tracing::debug!(%ino, %error, "its logs are brought together later");
-                    keep.state.lock().together.insert(ino);
-                    all = false;
-                }
-            }
-        }
-        for shard in tell {
-            match self.ask_objects(shard, ObjectsQuestion::Sweep, &[], &mut Vec::new()) {
-                Ok(_) | Err(Errno::EIO) => drop(keep.state.lock().tell.remove(&shard)),
-                Err(_) => all = false,
-            }
-        }
-        for shard in sweeps {
-            keep.state.lock().sweeps.remove(&shard);
-            if let Err(error) = self.sweep(shard) {
-                tracing::debug!(server = shard.0, %error, "its files' objects are looked through later");
-                // Of a server that is lost nobody knows any more which files there were: kept.
-                if error != Errno::EIO {
-                    keep.state.lock().sweeps.insert(shard);
-                    all = false;
-                }
-            }
-        }
-        all
+    /// The thread that [`Keep::stop`] ends.
+    pub(super) fn has_thread(&self, thread: JoinHandle<()>) {
+        *self.thread.lock() = Some(thread);
     }
 
-    /// Removes objects here of files that their server does not know.
-    fn sweep(&self, shard: ShardId) -> Result<()> {
-        let mut objects: Vec<ObjectId> = Vec::new();
-        self.objects.for_each(&mut |id, _| {
-            if id.ino.shard() == shard {
-                objects.push(id);
-            }
-        })?;
-        let mut removed = 0u64;
-        for batch in objects.chunks(SWEEP_BATCH) {
-            let question =
-                ObjectsQuestion::Known { inos: batch.iter().map(|object| object.ino).collect() };
-            let ObjectsReply::Known(known) =
-                self.ask_objects(shard, question, &[], &mut Vec::new())?
-            else {
-                return Err(Errno::EPROTO);
-            };
-            if known.len() != batch.len() {
-                return Err(Errno::EPROTO);
-            }
-            for (object, _) in batch.iter().zip(&known).filter(|(_, known)| !**known) {
-                self.remove_object(*object)?;
-                removed += 1;
-            }
-            let kept = batch.iter().zip(&known).filter(|(_, known)| **known);
-            let logs = kept.map(|(object, _)| *object).filter(|object| object.as_log().is_some());
-            removed += self.sweep_logs(shard, logs.collect())?;
-        }
-        if removed > 0 {
-            tracing::warn!(server = shard.0, removed, "objects of files that are no more");
-        }
-        Ok(())
-    }
-
-    /// Removes logs here that the index of their file does not have.
-    fn sweep_logs(&self, shard: ShardId, logs: Vec<ObjectId>) -> Result<u64> {
-        if logs.is_empty() {
-            return Ok(0);
-        }
-        let question = ObjectsQuestion::LogsGone { logs: logs.clone() };
-        let reply = self.ask_objects(shard, question, &[], &mut Vec::new())?;
-        let ObjectsReply::Known(gone) = reply else { return Err(Errno::EPROTO) };
-        if gone.len() != logs.len() {
-            return Err(Errno::EPROTO);
-        }
-        let gone: Vec<_> = logs.iter().zip(gone).filter(|(_, gone)| *gone).collect();
-        gone.iter().try_for_each(|(object, _)| self.remove_object(**object))?;
-        Ok(gone.len() as u64)
+    /// Files of which a change may have been made by half.
+    pub(super) fn unsettled_files(&self) -> Vec<Ino> {
+        self.state.lock().unsettled.keys().copied().collect()
     }
 
     /// True if a change of the file may have been made by half.
     pub(super) fn is_unsettled(&self, ino: Ino) -> bool {
-        let keep = &self.striped.keep;
-        keep.unsettled.load(Ordering::Acquire) > 0 && keep.state.lock().unsettled.contains_key(&ino)
+        self.unsettled.load(Ordering::Acquire) > 0 && self.state.lock().unsettled.contains_key(&ino)
+    }
+
+    /// Settles what there is of a file, one file at a time; it is noted as settled if `settle` did all.
+    pub(super) fn settle_with(
+        &self,
+        ino: Ino,
+        settle: impl FnOnce(&[Unsettled]) -> Result<()>,
+    ) -> Result<()> {
+        let _one = self.settling.lock();
+        let Some(list) = self.state.lock().unsettled.get(&ino).cloned() else { return Ok(()) };
+        settle(&list)?;
+        self.state.lock().unsettled.remove(&ino);
+        self.unsettled.fetch_sub(list.len(), Ordering::AcqRel);
+        Ok(())
     }
 
     /// Takes off later what is behind this size: it was never acknowledged.
     pub(super) fn cut_later(&self, ino: Ino, size_bytes: u64) {
-        self.striped.keep.push(ino, Unsettled::Cut(size_bytes));
+        self.push(ino, Unsettled::Cut(size_bytes));
     }
 
-    /// Ends what was interrupted in a change of the file's size. Before anybody asks for its size
-    /// or changes it.
-    pub(crate) fn settle(&self, ino: Ino) -> Result<()> {
-        if !self.is_unsettled(ino) {
-            return Ok(());
-        }
-        let keep = &self.striped.keep;
-        let _one = keep.settling.lock();
-        let Some(list) = keep.state.lock().unsettled.get(&ino).cloned() else { return Ok(()) };
-        for what in &list {
-            match self.store.inode(ino)? {
-                Some(record) if record.is_striped() => self.settle_one(ino, &record, *what)?,
-                _ => {}
-            }
-        }
-        keep.state.lock().unsettled.remove(&ino);
-        keep.unsettled.fetch_sub(list.len(), Ordering::AcqRel);
-        Ok(())
-    }
-
-    fn settle_one(&self, ino: Ino, record: &InodeRecord, what: Unsettled) -> Result<()> {
-        let layout = &record.layout;
-        let size_bytes = self.striped_size(ino, record)?;
-        let (client, slot, answer) = match what {
-            Unsettled::Cut(to) if size_bytes > to => return self.truncate_all(ino, layout, to),
-            Unsettled::Cut(_) => return Ok(()),
-            Unsettled::Answer(client, slot, answer) => (client, slot, answer),
-        };
-        let came = match answer.what {
-            Answered::Appending { at, count, .. } if size_bytes >= at + u64::from(count) => {
-                Answered::Appended(count)
-            }
-            Answered::Appending { at, .. } => {
-                if size_bytes > at {
-                    self.truncate_all(ino, layout, at)?;
-                }
-                Answered::Undone
-            }
-            Answered::Truncating { size_bytes, .. } => {
-                self.truncate_all(ino, layout, size_bytes)?;
-                Answered::Truncated
-            }
-            other => other,
-        };
-        let answer = AnswerRecord { what: came, ..answer };
-        self.commit_answers(RequestId::default(), vec![Change::PutAnswer { client, slot, answer }])
-    }
-
-    /// What came of a call on a striped file that a kill interrupted, `what` being written down of
-    /// it before.
-    pub fn settled(&self, caller: &Caller, what: Answered) -> Result<Answered> {
-        let ino = match what {
-            Answered::Appending { ino, .. } | Answered::Truncating { ino, .. } => ino,
-            _ => return Ok(what),
-        };
-        let striped = self.store.inode(ino)?.is_some_and(|record| record.is_striped());
-        if !striped {
-            return Ok(what);
-        }
-        self.settle(ino)?;
-        let (slot, seq) = forebay_store::record::slot_of(caller.request);
-        let found = self.store.answers()?.into_iter().find(|((client, at), answer)| {
-            (*client, *at, answer.seq) == (caller.request.client, slot, seq)
-        });
-        Ok(found.map_or(what, |(_, answer)| answer.what))
-    }
-
-    /// Before a file of this number has objects on other servers: no later file gets the number, not
-    /// even after a power cut.
-    pub(super) fn make_number_durable(&self, ino: Ino) -> Result<()> {
-        let number = ino.0 & ((1 << INO_SHARD_SHIFT) - 1);
-        let durable = &self.striped.keep.durable_numbers;
-        if number < durable.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let limit = self.store.next_ino()?;
-        self.store.sync()?;
-        durable.fetch_max(limit, Ordering::AcqRel);
-        Ok(())
-    }
-
-    /// A number that grows with each start, also over power cuts.
-    pub(super) fn count_start(&self) -> Result<u64> {
-        let mut writer = self.writer.lock();
-        writer.next_ino += 1;
-        if writer.next_ino > writer.ino_limit {
-            let limit = writer.next_ino + INO_CHUNK;
-            self.store.commit(Batch {
-                request: RequestId::default(),
-                changes: vec![Change::SetNextIno(limit)],
-                may_use_reserve: true,
-            })?;
-            writer.ino_limit = limit;
-        }
-        let start = writer.next_ino;
-        drop(writer);
-        self.store.sync()?;
-        Ok(start)
-    }
-
-    /// Removes the objects of striped files that are to be reclaimed; those of which it failed, whose
-    /// records must stay, are tried again later.
-    pub(in super::super) fn remove_striped(
-        &self,
-        files: &[(Ino, InodeRecord)],
-    ) -> Result<HashSet<Ino>> {
-        if files.is_empty() {
-            return Ok(HashSet::new());
-        }
-        let keep = &self.striped.keep;
-        keep.state.lock().removing.extend(files.iter().map(|(ino, _)| *ino));
-        if !self.volatile {
-            // A power cut must not bring the name back without its data.
-            self.store.sync()?;
-        }
-        let mut left = HashSet::new();
-        for (ino, record) in files {
-            let removed = match self.striped.links.get() {
-                Some(_) => self.remove_objects(*ino, &record.layout),
-                None => Err(Errno::EHOSTUNREACH),
-            };
-            if let Err(error) = removed {
-                tracing::debug!(%ino, %error, "its objects are removed later");
-                left.insert(*ino);
-            }
-        }
-        Ok(left)
+    /// The objects of these are being removed: none may be made.
+    pub(super) fn removing(&self, files: &[(Ino, InodeRecord)]) {
+        self.state.lock().removing.extend(files.iter().map(|(ino, _)| *ino));
     }
 
     /// The records of these are gone, of those left not.
-    pub(in super::super) fn removed_striped(
-        &self,
-        files: &[(Ino, InodeRecord)],
-        left: &HashSet<Ino>,
-    ) {
-        if files.is_empty() {
-            return;
-        }
-        let keep = &self.striped.keep;
-        let mut state = keep.state.lock();
+    pub(super) fn removed(&self, files: &[(Ino, InodeRecord)], left: &HashSet<Ino>) {
+        let mut state = self.state.lock();
         for (ino, _) in files {
             match left.contains(ino) {
                 true => state.again.push(*ino),
@@ -450,7 +202,48 @@ impl Namespace {
         }
         drop(state);
         if !left.is_empty() {
-            keep.wake.notify_one();
+            self.wake.notify_one();
         }
+    }
+
+    /// Files whose removal failed, to be tried now.
+    pub(super) fn take_again(&self) -> Vec<Ino> {
+        std::mem::take(&mut self.state.lock().again)
+    }
+
+    /// True if no removal has failed since those were taken.
+    pub(super) fn all_removed(&self) -> bool {
+        self.state.lock().again.is_empty()
+    }
+
+    /// Files whose logs are to be brought together now.
+    pub(super) fn take_together(&self) -> BTreeSet<Ino> {
+        std::mem::take(&mut self.state.lock().together)
+    }
+
+    /// There is more to be brought together of a file that was taken.
+    pub(super) fn more_together(&self, ino: Ino) {
+        self.state.lock().together.insert(ino);
+    }
+
+    /// Servers that are to be told to look through objects, and those whose objects are looked through here.
+    pub(super) fn looks(&self) -> (BTreeSet<ShardId>, BTreeSet<ShardId>) {
+        let state = self.state.lock();
+        (state.tell.clone(), state.sweeps.clone())
+    }
+
+    /// A server was told.
+    pub(super) fn told(&self, shard: ShardId) {
+        self.state.lock().tell.remove(&shard);
+    }
+
+    /// The objects of files of a server are being looked through.
+    pub(super) fn sweeping(&self, shard: ShardId) {
+        self.state.lock().sweeps.remove(&shard);
+    }
+
+    /// That failed, and is tried again.
+    pub(super) fn sweep_again(&self, shard: ShardId) {
+        self.state.lock().sweeps.insert(shard);
     }
 }

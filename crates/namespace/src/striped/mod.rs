@@ -2,10 +2,12 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `local` | objects on this server, of files of any shard; answers the other servers |
+//! | `stripes` | the objects, here and on other servers, and all of a file together |
+//! | `logged` | files that are written as logs: the index, bringing together |
 //! | `file` | a file as a whole, at the server of its inode: size, times, data through this server |
-//! | `logged` | files that are written as logs: the index, reading by it, bringing together |
-//! | `keep` | what has to be done later: removals, interrupted changes, objects without a file |
+//! | `keep`, `upkeep` | what has to be done later: removals, interrupted changes, objects without a file |
+//!
+//! Each uses those above it, but for the thread of `upkeep`, which uses all.
 //!
 //! Invariants
 //! * A server has at most one object of a file. An object is made when it is first written, with
@@ -15,228 +17,19 @@
 //! * No lock of the namespace is held while another server is asked; answering a question takes
 //!   no lock that is held while asking. So servers never wait for each other in a circle.
 //!
-//! Called by `ops`, `reclaim`, `recover`, and by `session` for the mounts' calls on objects.
+//! Called by `data`, `attributes`, `removal`, `recover`, and by `session` for the mounts' calls on objects.
 
 mod file;
 mod keep;
-mod local;
 mod logged;
+mod stripes;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 
-pub use file::SIZE_UNKNOWN;
-pub use logged::{Asked, LogWriters, Mapped, Now, Published};
-
-use super::Namespace;
-use forebay_interfaces::peers::Peers;
-use forebay_proto::layout::Layout;
-use forebay_proto::net::servers::{
-    ChangeOrder, ObjectChange, ObjectsQuestion, ObjectsReply, Question, Reply,
-};
-use forebay_proto::{Errno, Ino, ObjectId, Result, ShardId, Timing};
-use forebay_store::record::InodeRecord;
-use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
-
-/// First and longest pause between two attempts.
-const RETRY_FIRST: Duration = Duration::from_millis(20);
-const RETRY_LONGEST: Duration = Duration::from_millis(500);
-
-/// How other servers are reached.
-struct Links {
-    peers: Arc<dyn Peers>,
-    /// Grows with each start of this server.
-    start: u64,
-}
-
-/// What a namespace needs for striped files.
-pub(super) struct Striped {
-    links: OnceLock<Links>,
-    changes: AtomicU64,
-    making: local::Making,
-    late: local::Late,
-    pub(super) keep: keep::Keep,
-    logged: logged::Logged,
-    /// Since when a server does not answer.
-    away: Mutex<HashMap<ShardId, Instant>>,
-    /// How long a server that does not answer is asked again within one call.
-    patience: RwLock<Duration>,
-}
-
-impl Striped {
-    pub(super) fn new() -> Striped {
-        Striped {
-            links: OnceLock::new(),
-            changes: AtomicU64::new(0),
-            making: local::Making::default(),
-            late: local::Late::new(),
-            keep: keep::Keep::new(),
-            logged: logged::Logged::default(),
-            away: Mutex::default(),
-            patience: RwLock::new(Timing::current().server_patience),
-        }
-    }
-}
-
-impl Striped {
-    #[cfg(any(debug_assertions, feature = "failpoints"))]
-    pub(super) fn set_patience(&self, patience: Duration) {
-        *self.patience.write() = patience;
-    }
-
-    /// The server ends: nobody is waited for any more.
-    pub(super) fn give_up(&self) {
-        *self.patience.write() = Duration::ZERO;
-        self.keep.stop();
-    }
-}
-
-/// True for an error that says another server could not be asked, not what it answered.
-fn is_away(errno: Errno) -> bool {
-    matches!(errno, Errno::ETIMEDOUT | Errno::EHOSTUNREACH)
-}
-
-impl Namespace {
-    /// Joins this server to those of the other shards. To be called once, before anything is
-    /// asked; without it the buffer has one server.
-    pub fn join_servers(self: &Arc<Self>, peers: Arc<dyn Peers>) -> Result<()> {
-        let start = self.count_start()?;
-        if self.striped.links.set(Links { peers, start }).is_err() {
-            return Err(Errno::EEXIST);
-        }
-        keep::start(self)
-    }
-
-    /// How many servers the buffer has.
-    pub fn server_count(&self) -> u16 {
-        self.striped.links.get().map_or(1, |links| links.peers.count())
-    }
-
-    /// Asks the server of a shard, or this one.
-    fn ask_objects(
-        &self,
-        to: ShardId,
-        question: ObjectsQuestion,
-        payload: &[u8],
-        room: &mut Vec<u8>,
-    ) -> Result<ObjectsReply> {
-        if to == self.shard {
-            return self.answer_objects(self.shard, &question, payload, room);
-        }
-        let links = self.striped.links.get().ok_or(Errno::EIO)?;
-        let question =
-            Question::Objects { buffer: links.peers.buffer(), from: self.shard, question };
-        match links.peers.ask(to, &question, payload, room)? {
-            Reply::Objects(reply) => Ok(reply),
-            Reply::Failed(errno) => Err(Errno(errno)),
-            _ => Err(Errno::EPROTO),
-        }
-    }
-
-    /// The same, again and again while that server is away.
-    fn ask_patiently(
-        &self,
-        to: ShardId,
-        question: &ObjectsQuestion,
-        payload: &[u8],
-        room: &mut Vec<u8>,
-    ) -> Result<ObjectsReply> {
-        self.patiently(to, || self.ask_objects(to, question.clone(), payload, room))
-    }
-
-    /// Repeats what fails because a server is away; at once an error if it has been away for long. What fails for as long while
-    /// others hear of that server ends, too.
-    fn patiently<T>(&self, to: ShardId, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut pause = RETRY_FIRST;
-        let begun = Instant::now();
-        loop {
-            match attempt() {
-                Err(errno) if is_away(errno) => {
-                    let away = *self.striped.away.lock().entry(to).or_insert_with(Instant::now);
-                    let since = away.min(begun);
-                    if since.elapsed() >= *self.striped.patience.read() {
-                        return Err(errno);
-                    }
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(RETRY_LONGEST);
-                }
-                other => {
-                    self.striped.away.lock().remove(&to);
-                    return other;
-                }
-            }
-        }
-    }
-
-    /// Makes a change of objects on the server of a shard. Each attempt is a later change than
-    /// those before, so that none of these can come after it.
-    fn change_objects(
-        &self,
-        to: ShardId,
-        change: &ObjectChange,
-        payload: &[u8],
-    ) -> Result<ObjectsReply> {
-        let start = self.striped.links.get().map_or(0, |links| links.start);
-        let mut late = 0;
-        self.patiently(to, || {
-            loop {
-                let number = self.striped.changes.fetch_add(1, Ordering::Relaxed);
-                let order = ChangeOrder { start, number };
-                let question = ObjectsQuestion::Change { order, change: change.clone() };
-                match self.ask_objects(to, question, payload, &mut Vec::new()) {
-                    // Another thread's change overtook this one.
-                    Err(Errno::EAGAIN) if late < MAX_OVERTAKEN => late += 1,
-                    other => return other,
-                }
-            }
-        })
-    }
-
-    /// Does something for each object of a file, all at once.
-    fn each_object<T: Send>(
-        &self,
-        ino: Ino,
-        layout: &Layout,
-        work: impl Fn(ShardId, ObjectId) -> Result<T> + Sync,
-    ) -> Result<Vec<T>> {
-        let shards = self.server_count();
-        let of = |stripe| {
-            let object = ObjectId { ino, stripe };
-            (layout.shard_of(stripe, shards), object)
-        };
-        let mut all: Vec<_> = (0..u32::from(layout.stripe_count)).map(of).collect();
-        // Ours needs nobody, and one other one no thread.
-        all.sort_by_key(|(shard, _)| *shard == self.shard);
-        let at_once = all.iter().filter(|(shard, _)| *shard != self.shard).count();
-        if at_once <= 1 {
-            let done: Result<Vec<_>> = all
-                .into_iter()
-                .map(|(shard, object)| Ok((object.stripe, work(shard, object)?)))
-                .collect();
-            return done.map(in_order);
-        }
-        let work = &work;
-        let done: Result<Vec<_>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = all
-                .into_iter()
-                .map(|(shard, object)| (object, scope.spawn(move || work(shard, object))))
-                .collect();
-            let wait = |(object, thread): (ObjectId, std::thread::ScopedJoinHandle<'_, _>)| {
-                Ok((object.stripe, thread.join().unwrap_or(Err(Errno::EIO))?))
-            };
-            threads.into_iter().map(wait).collect()
-        });
-        done.map(in_order)
-    }
-}
-
-/// How often a change is asked for again because a later one of the same file was faster.
-const MAX_OVERTAKEN: u32 = 100;
-
-fn in_order<T>(mut list: Vec<(u32, T)>) -> Vec<T> {
-    list.sort_by_key(|(stripe, _)| *stripe);
-    list.into_iter().map(|(_, value)| value).collect()
-}
+pub use file::{SIZE_UNKNOWN, StripedFiles};
+pub(crate) use keep::Keep;
+pub(crate) use logged::Indexes;
+pub use logged::{Asked, LogWriters, LoggedFiles, Mapped, Now, Published};
+pub use stripes::StripeObjects;
+pub(crate) use upkeep::Upkeep;

@@ -47,7 +47,8 @@ impl Net {
         let server = server.ok_or(Errno::EHOSTUNREACH)?;
         let Question::Objects { from, question, .. } = question else { return Err(Errno::EPROTO) };
         room.clear();
-        let answer = server.answer_objects(*from, question, payload, room).map(Reply::Objects);
+        let answer =
+            server.stripes().answer_objects(*from, question, payload, room).map(Reply::Objects);
         match self.deaf.load(Ordering::Relaxed) {
             true => Err(Errno::ETIMEDOUT),
             false => answer,
@@ -78,13 +79,13 @@ impl Rig {
     pub(super) fn start(&self, shard: u16, unclean: bool) {
         let dir = self.dir.path().join(shard.to_string());
         let namespace = open(&dir, ShardId(shard), self.capacity, unclean);
-        namespace.settle_answers().unwrap();
+        namespace.answers().settle().unwrap();
         let net = Arc::clone(&self.net);
         let peers = asking(ShardId(shard), self.count, 5, move |to, question, payload, room| {
             net.ask(to, question, payload, room)
         });
         namespace.join_servers(peers).unwrap();
-        *namespace.striped.patience.write() = Duration::from_millis(100);
+        namespace.stripes.set_patience(Duration::from_millis(100));
         self.net.servers.write()[usize::from(shard)] = Some(namespace);
     }
 
@@ -162,7 +163,7 @@ pub(super) fn wait_until(done: impl Fn() -> bool) {
 
 /// Writes as a mount does: each object at its own server.
 fn write_direct(rig: &Rig, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-    let layout = rig.at(0).layout(ino).unwrap();
+    let layout = rig.at(0).attrs().layout(ino).unwrap();
     for part in layout.parts(offset, data.len() as u64) {
         let mut bytes = Vec::new();
         for run in layout.runs(part) {
@@ -171,7 +172,7 @@ fn write_direct(rig: &Rig, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
         }
         let server = rig.at(layout.shard_of(part.stripe, rig.count).0);
         let object = ObjectId { ino, stripe: part.stripe };
-        let count = server.write_object(object, part.offset, &bytes, false)?;
+        let count = server.stripes().write_object(object, part.offset, &bytes, false)?;
         assert_eq!(count, bytes.len());
     }
     Ok(())
@@ -320,7 +321,7 @@ fn removed_files_leave_nothing_on_any_server() {
     rig.kill(0);
     rig.start(0, true);
     assert!(rig.at(0).store().inode(b).unwrap().is_some());
-    let late = rig.at(1).write_object(ObjectId { ino: b, stripe: 1 }, 0, b"x", false);
+    let late = rig.at(1).stripes().write_object(ObjectId { ino: b, stripe: 1 }, 0, b"x", false);
     assert_eq!(late, Err(Errno::ESTALE), "no object of a file that is being removed");
     rig.start(2, true);
     wait_until(|| rig.objects() == 0 && rig.at(0).store().inode(b).unwrap().is_none());
@@ -362,7 +363,7 @@ fn what_a_kill_interrupted_is_done_once() {
     write_direct(&rig, ino, 0, &[1; 3 * STRIPE as usize]).unwrap();
     let at = 3 * STRIPE;
     let who = |seq| Caller { request: RequestId { client: 9, seq }, ..Caller::root() };
-    let note = |seq, what| rig.at(0).note_answer(&who(seq), what).unwrap();
+    let note = |seq, what| rig.at(0).answers().note(&who(seq), what).unwrap();
     let count = 2 * STRIPE as u32;
     let appending = Answered::Appending { ino, at, count, alone: true };
     // Half of the append is there, and server 1 is away when server 0 starts again.
@@ -375,20 +376,20 @@ fn what_a_kill_interrupted_is_done_once() {
     rig.start(1, true);
     wait_until(|| rig.at(0).getattr(ino).is_ok());
     assert_eq!(rig.at(0).getattr(ino).unwrap().size_bytes, at, "a part is taken off");
-    assert_eq!(rig.at(0).settled(&who(1), appending), Ok(Answered::Undone));
+    assert_eq!(rig.at(0).striped().settled(&who(1), appending), Ok(Answered::Undone));
     // All of it is there.
     note(2, appending);
     write_direct(&rig, ino, at, &[2; 2 * STRIPE as usize]).unwrap();
     rig.kill(0);
     rig.start(0, true);
-    assert_eq!(rig.at(0).settled(&who(2), appending), Ok(Answered::Appended(count)));
+    assert_eq!(rig.at(0).striped().settled(&who(2), appending), Ok(Answered::Appended(count)));
     assert_eq!(rig.at(0).getattr(ino).unwrap().size_bytes, 5 * STRIPE);
     // A new size that reached one of the servers.
     let truncating = Answered::Truncating { ino, size_bytes: 5000, alone: true };
     note(3, truncating);
     rig.kill(0);
     rig.start(0, true);
-    assert_eq!(rig.at(0).settled(&who(3), truncating), Ok(Answered::Truncated));
+    assert_eq!(rig.at(0).striped().settled(&who(3), truncating), Ok(Answered::Truncated));
     assert_eq!(rig.at(0).getattr(ino).unwrap().size_bytes, 5000);
     let (slot, seq) = slot_of(who(3).request);
     let kept = AnswerRecord { seq, what: Answered::Truncated };
@@ -406,14 +407,14 @@ fn a_change_whose_answer_was_lost_does_not_come_late() {
     assert_eq!(resize(&rig.at(0), ino, 0), Ok(0));
     use forebay_proto::net::servers::{ChangeOrder, ObjectChange, ObjectsQuestion};
     write_direct(&rig, ino, 0, &[3; 2 * STRIPE as usize]).unwrap();
-    let stripe = rig.at(0).layout(ino).unwrap().stripe_on(ShardId(1), 2).unwrap();
+    let stripe = rig.at(0).attrs().layout(ino).unwrap().stripe_on(ShardId(1), 2).unwrap();
     let change =
         ObjectChange::Truncate { object: ObjectId { ino, stripe }, size_bytes: 0, at_most: true };
     let late = ObjectsQuestion::Change { order: ChangeOrder { start: 1, number: 0 }, change };
-    let answer = rig.at(1).answer_objects(ShardId(0), &late, b"", &mut Vec::new());
+    let answer = rig.at(1).stripes().answer_objects(ShardId(0), &late, b"", &mut Vec::new());
     assert_eq!(answer, Err(Errno::EAGAIN));
     assert_eq!(rig.at(0).getattr(ino).unwrap().size_bytes, 2 * STRIPE);
-    let foreign = rig.at(0).answer_objects(ShardId(1), &late, b"", &mut Vec::new());
+    let foreign = rig.at(0).stripes().answer_objects(ShardId(1), &late, b"", &mut Vec::new());
     assert_eq!(foreign, Err(Errno::EPERM), "only the inode's server may ask");
 }
 

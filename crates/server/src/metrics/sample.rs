@@ -33,7 +33,7 @@ pub fn of_server(server: &Server, buffer: String) -> BufferMetrics {
         events,
         events_lost,
         cache: server.cache().map(|cache| cache.metrics()),
-        logs: namespace.log_metrics(),
+        logs: namespace.logs().metrics(),
         ..BufferMetrics::default()
     }
 }

@@ -28,7 +28,7 @@ impl ShardHandler for Sessions {
         payload: &[u8],
         room: &mut Vec<u8>,
     ) -> Result<ObjectsReply> {
-        self.namespace.answer_objects(from, question, payload, room)
+        self.namespace.stripes().answer_objects(from, question, payload, room)
     }
 }
 

@@ -23,7 +23,7 @@ impl Inodes for Namespace {
     }
 
     fn must_exist(&self, ino: Ino) -> Result<()> {
-        self.attributes(ino).map(|_| ())
+        self.attrs().of(ino).map(|_| ())
     }
 }
 

@@ -306,7 +306,7 @@ impl Sessions {
         let inodes = buffer.inodes();
         let lease = Timing::current().lease;
         let references: Arc<dyn References> = inodes.clone();
-        let old = OldClients::recorded(&references, namespace.settle_answers()?);
+        let old = OldClients::recorded(&references, namespace.answers().settle()?);
         let taken = Arc::new(Taken::open(clients_file.with_file_name(taken::NAME))?);
         let grace = Grace::open(clients_file, lease)?;
         let sessions = Arc::new(Sessions {
@@ -328,7 +328,7 @@ impl Sessions {
         });
         let notify = Arc::new(changes::ServerChanges(Arc::downgrade(&sessions)));
         sessions.buffer.set_notify(notify);
-        namespace.set_log_writers(Arc::new(scratch::LogWriters(Arc::downgrade(&sessions))));
+        namespace.logs().set_writers(Arc::new(scratch::LogWriters(Arc::downgrade(&sessions))));
         namespace
             .start_shards(Arc::new(calls_servers::ShardBelievers(Arc::downgrade(&sessions))))?;
         let watched = Arc::downgrade(&sessions);
@@ -484,7 +484,7 @@ impl Sessions {
     /// A client will not repeat its last calls any more.
     fn forget_answers(&self, client: ClientId) {
         self.buffer.client_has_gone(client);
-        if let Err(error) = self.namespace.forget_answers(client.0) {
+        if let Err(error) = self.namespace.answers().forget(client.0) {
             tracing::warn!(%error, "the last answers to a client that has gone are kept");
         }
     }
@@ -530,7 +530,7 @@ impl Sessions {
         }
         if self.grace.just_over() {
             self.table.lock().old.unpin();
-            self.namespace.release_orphans();
+            self.namespace.recovery().release_orphans();
             let given_up = self.grace.given_up();
             // This start knows what others get meanwhile; the next one will not wait for them.
             self.taken.add(given_up.iter().map(|client| (*client, None)));

@@ -53,13 +53,13 @@ impl Sessions {
             placement: Some(Placement::Local),
             ..NewInode::of(FileKind::Dir, args)
         };
-        match namespace.again(|| namespace.op_make(&owner, Ino::ROOT, name, &new)) {
+        match namespace.waits().again(|| namespace.names().make(&owner, Ino::ROOT, name, &new)) {
             // Another mount of the node was faster.
             Err(Errno::EEXIST) => self.root_named(name)?.ok_or(Errno::ESTALE),
             Err(errno) => Err(errno),
             Ok(Named::Elsewhere(ino)) => Ok(ino),
             Ok(Named::Here(entry, _)) => {
-                namespace.op_forget(entry.attr.ino, 1);
+                namespace.forget(entry.attr.ino, 1);
                 Ok(entry.attr.ino)
             }
         }

@@ -101,7 +101,7 @@ impl Rig {
 
     /// The file `f`.
     fn file(&self) -> Ino {
-        self.server.namespace().peek(Ino::ROOT, b"f").unwrap().unwrap().0
+        self.server.namespace().names().peek(Ino::ROOT, b"f").unwrap().unwrap().0
     }
 
     fn content(&self, ino: Ino) -> Vec<u8> {
@@ -315,7 +315,7 @@ fn an_append_that_was_cut_short_by_a_kill_is_taken_off_and_made_whole() {
     let request = forebay_proto::RequestId { client: A, seq: 3 };
     let caller = Caller { request, ..Caller::root() };
     let what = Answered::Appending { ino: rig.file(), at: 3, count: 3, alone: true };
-    rig.server.namespace().note_answer(&caller, what).unwrap();
+    rig.server.namespace().answers().note(&caller, what).unwrap();
     // Two of its three bytes.
     rig.server
         .namespace()
@@ -354,7 +354,7 @@ fn a_file_without_a_name_waits_for_the_call_that_made_it() {
     client.call(2, Call::Forget(vec![(ino, 1)]), b"");
     client.call(2, Call::Forget(vec![(ino, 1)]), b"");
     rig.server.namespace().statfs().unwrap();
-    assert_eq!(rig.server.namespace().attributes(ino), Err(Errno::ESTALE));
+    assert_eq!(rig.server.namespace().attrs().of(ino), Err(Errno::ESTALE));
     rig.close();
 }
 
@@ -379,7 +379,7 @@ fn a_file_without_a_name_goes_when_the_call_that_made_it_will_not_be_repeated() 
         std::thread::sleep(SWEEP * 3 / 2);
         let namespace = rig.server.namespace();
         namespace.statfs().unwrap();
-        assert!(namespace.attributes(ino).is_ok(), "{how}: the call may still be repeated");
+        assert!(namespace.attrs().of(ino).is_ok(), "{how}: the call may still be repeated");
         match last {
             Some((seq, call)) => drop(client.call(seq, call, b"")),
             None => {
@@ -388,11 +388,11 @@ fn a_file_without_a_name_goes_when_the_call_that_made_it_will_not_be_repeated() 
             }
         }
         let until = Instant::now() + Duration::from_secs(5);
-        while namespace.attributes(ino).is_ok() && Instant::now() < until {
+        while namespace.attrs().of(ino).is_ok() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(10));
             namespace.statfs().unwrap();
         }
-        assert_eq!(namespace.attributes(ino), Err(Errno::ESTALE), "{how}");
+        assert_eq!(namespace.attrs().of(ino), Err(Errno::ESTALE), "{how}");
         rig.close();
     }
 }
@@ -413,7 +413,7 @@ fn a_reference_is_given_back_once_however_often_it_is_said() {
         client.call(3, Call::Forget(vec![(ino, 1)]), b"");
     }
     rig.server.namespace().statfs().unwrap();
-    assert!(rig.server.namespace().attributes(ino).is_ok(), "one of two references is left");
+    assert!(rig.server.namespace().attrs().of(ino).is_ok(), "one of two references is left");
     rig.close();
 }
 
@@ -442,10 +442,10 @@ fn what_comes_along_with_a_call_is_given_back_with_it_and_once() {
         assert!(matches!(reply.answer, Answer::Entry { .. }), "{:?}", reply.answer);
     }
     rig.server.namespace().statfs().unwrap();
-    assert!(rig.server.namespace().attributes(ino).is_ok(), "one of two references is left");
+    assert!(rig.server.namespace().attrs().of(ino).is_ok(), "one of two references is left");
     client.call_with(4, back(1), make(b"h"), b"");
     rig.server.namespace().statfs().unwrap();
-    assert_eq!(rig.server.namespace().attributes(ino), Err(Errno::ESTALE));
+    assert_eq!(rig.server.namespace().attrs().of(ino), Err(Errno::ESTALE));
     rig.close();
 }
 
@@ -633,7 +633,7 @@ fn answers_go_with_their_client() {
     step_of_a(&client, 1, false, None);
     rig.attach(B).append(1, rig.file(), b"x");
     let of = |rig: &Rig| {
-        let answers = rig.server.namespace().settle_answers().unwrap();
+        let answers = rig.server.namespace().answers().settle().unwrap();
         answers.into_iter().map(|((client, _), _)| client).collect::<Vec<_>>()
     };
     assert_eq!(of(&rig), [A, B]);

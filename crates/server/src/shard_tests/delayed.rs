@@ -44,7 +44,7 @@ fn messages_of_operations_that_are_over_change_nothing() {
     }
     // Waits for what is removed in the background.
     world.check();
-    assert!(world.namespace(gone.shard().0).attributes(gone).is_err());
+    assert!(world.namespace(gone.shard().0).attrs().of(gone).is_err());
     world.close();
 }
 

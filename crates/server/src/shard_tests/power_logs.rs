@@ -176,7 +176,8 @@ impl Run {
                 self.told.push("bring together".into());
                 let namespace = self.world.namespace(self.ino.shard().0);
                 let ino = self.ino;
-                let brought = self.world.as_server(ino.shard().0, || namespace.bring_next(ino));
+                let brought =
+                    self.world.as_server(ino.shard().0, || namespace.logs().bring_next(ino));
                 let failed = brought.is_some_and(|brought| brought.is_err());
                 assert!(once || !failed, "{:#?}", self.told);
             }

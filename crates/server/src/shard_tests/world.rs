@@ -265,7 +265,7 @@ impl World {
         let request = request(&session, 0, Call::Reclaim(reclaim));
         sessions.call(&session, &request, &[], &mut Vec::new(), false);
         // The client is back: what it did not claim goes now and not at the next sweep.
-        namespace.release_orphans();
+        namespace.recovery().release_orphans();
         Running { sessions, namespace, store, session }
     }
 
@@ -550,7 +550,7 @@ impl World {
     }
 
     pub fn nlink(&self, ino: Ino) -> u32 {
-        self.namespace(ino.shard().0).attributes(ino).unwrap().nlink
+        self.namespace(ino.shard().0).attrs().of(ino).unwrap().nlink
     }
 
     /// What is in a directory: names, with what they lead to.

@@ -8,10 +8,9 @@
 //!   that was heard of tells them whether they have answered it.
 //! * Who waits here holds no lock that a publication needs.
 
-use super::super::super::Namespace;
-use super::{Asked, Published, State};
+use super::{Asked, LoggedFiles, Published, State};
 use forebay_log::{Entry, Log, LogId};
-use forebay_proto::{Attr, Errno, Ino, Result};
+use forebay_proto::{Errno, Ino, Result};
 use forebay_store::record::inode_flags;
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ impl State {
     }
 }
 
-impl Namespace {
+impl LoggedFiles {
     /// A mount said how its log is.
     pub(super) fn said_of(&self, ino: Ino, state: &mut State, published: &Published<'_>) {
         let id = LogId(published.log);
@@ -48,13 +47,13 @@ impl Namespace {
         }
         let logs = &state.index;
         state.said.retain(|id, _| logs.log(*id).is_some());
-        self.striped.logged.of(ino).said.notify_all();
+        self.indexes.of(ino).said.notify_all();
     }
 
     /// All that other mounts than `by` have written to a file in logs by now is published when this returns. ETIMEDOUT if one of them
     /// cannot.
-    pub fn ask_log_writers(&self, ino: Ino, by: Option<u64>) -> Result<()> {
-        let Some(writers) = self.striped.logged.writers.get() else { return Ok(()) };
+    pub fn ask_writers(&self, ino: Ino, by: Option<u64>) -> Result<()> {
+        let Some(writers) = self.writers.get() else { return Ok(()) };
         // Each with how often it was clean before.
         let mut waits: Vec<(Asked, u64)> = self.with_whole_index(ino, |state| {
             let is_open = |(id, log): &(LogId, &Log)| {
@@ -74,19 +73,17 @@ impl Namespace {
         }
         ask(&waits);
         let until = Instant::now() + ASK_MAX;
-        let file = self.striped.logged.of(ino);
+        let file = self.indexes.of(ino);
         loop {
-            let mut state = file.state.lock();
-            waits.retain(|(Asked { log: id, .. }, cleaned)| {
-                let Some(state) = &*state else { return false };
-                let now = state.said.get(id).map_or(0, |said| said.cleaned);
-                state.index.log(*id).is_some_and(|log| !log.ended) && now == *cleaned
+            let waited = file.look_or_wait(LOOK, |state| {
+                waits.retain(|(Asked { log: id, .. }, cleaned)| {
+                    let Some(state) = state else { return false };
+                    let now = state.said.get(id).map_or(0, |said| said.cleaned);
+                    state.index.log(*id).is_some_and(|log| !log.ended) && now == *cleaned
+                });
+                waits.is_empty()
             });
-            if waits.is_empty() {
-                return Ok(());
-            }
-            let is_late = file.said.wait_for(&mut state, LOOK).timed_out();
-            drop(state);
+            let Some(is_late) = waited else { return Ok(()) };
             if Instant::now() >= until {
                 return Err(Errno::ETIMEDOUT);
             }
@@ -107,7 +104,7 @@ impl Namespace {
         let floor = |id: &LogId| said.get(id).map_or(0, |said| said.floor_ns);
         let behind: Vec<_> = open.filter(|(id, _)| floor(id) < newest_ns).collect();
         if !behind.is_empty()
-            && let Some(writers) = self.striped.logged.writers.get()
+            && let Some(writers) = self.writers.get()
         {
             let logs: Vec<Asked> = behind.iter().map(|(id, log)| state.asked(*id, log)).collect();
             writers.ask(ino, &logs);
@@ -115,26 +112,18 @@ impl Namespace {
         behind.iter().map(|(id, _)| floor(id)).min().unwrap_or(u64::MAX)
     }
 
-    /// Attributes, of a strict file after all that was written to it was published.
-    pub(crate) fn attributes_for_copy(&self, ino: Ino) -> Result<Attr> {
-        if self.server_count() > 1 && self.layout(ino).is_ok_and(|layout| layout.strict) {
-            self.ask_log_writers(ino, None)?;
-        }
-        self.attributes(ino)
-    }
-
     /// A file that is final: nobody begins a log or goes on in one, so after this its index is whole.
-    pub fn end_logs_of_final(&self, ino: Ino) -> Result<()> {
-        let record = self.regular(ino)?;
+    pub fn end_of_final(&self, ino: Ino) -> Result<()> {
+        let record = self.records.regular(ino)?;
         if !record.layout.log || !record.has(inode_flags::FINAL) {
             return Ok(());
         }
-        self.ask_log_writers(ino, None)?;
+        self.ask_writers(ino, None)?;
         self.with_whole_index(ino, |state| {
             let open = state.index.logs().filter(|(_, log)| !log.ended);
             let open: Vec<LogId> = open.map(|(id, _)| id).collect();
             for id in open {
-                self.enter(ino, state, &Entry::End(id), None)?;
+                self.indexes.enter(ino, state, &Entry::End(id), None)?;
             }
             self.release_idle(ino, state);
             Ok(())

@@ -6,6 +6,7 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
+//! | `indexes` | the indexes, in memory and in their objects |
 //! | `ask` | mounts are asked to publish |
 //! | `publish` | logs begin, publish, end and go |
 //! | `whole` | the file as a whole: where a range is, reading, size and times, bringing together |
@@ -18,34 +19,32 @@
 //! * An index in memory is what is on flash, and may be dropped at any time ([`MAX_INDEXES`]).
 
 mod ask;
+mod indexes;
 mod publish;
 #[cfg(test)]
 mod tests;
 mod whole;
 
+pub(crate) use indexes::Indexes;
 pub use publish::{Now, Published};
 pub use whole::Mapped;
 pub(super) use whole::{LogStat, ctime_of_index};
 
-use super::super::Namespace;
-use forebay_failpoint::step;
-use forebay_log::index::{self, Loaded};
-use forebay_log::{Entry, Index, LogId, Times};
-use forebay_proto::api::WriteMode;
+use super::keep::Keep;
+use super::stripes::StripeObjects;
+use crate::base::Base;
+use crate::records::Records;
+use crate::space::Space;
+use forebay_log::{Index, LogId};
 use forebay_proto::attr::Timestamp;
 use forebay_proto::metrics::LogMetrics;
-use forebay_proto::{Errno, Ino, ObjectId, Result};
+use forebay_proto::{Ino, ObjectId, Result};
+use forebay_store::objects::Objects;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-
-/// Indexes in memory. Others are read again when they are needed.
-const MAX_INDEXES: usize = 1024;
-/// An index is written anew when its object has more than twice what that took, and so much beyond.
-const INDEX_SLACK_BYTES: u64 = 256 << 10;
-/// Largest object of an index; more is damage.
-const INDEX_BYTES_MAX: u64 = 1 << 30;
+use std::time::Duration;
 
 /// The mounts that write logs, as the server of the inode knows them.
 pub trait LogWriters: Send + Sync {
@@ -64,14 +63,6 @@ pub struct Asked {
     pub log: LogId,
     /// Its turn that was heard of last: a client that has published all since need not again.
     pub turn: u64,
-}
-
-/// What a namespace needs for such files.
-#[derive(Default)]
-pub(super) struct Logged {
-    files: Mutex<HashMap<Ino, Arc<LoggedFile>>>,
-    writers: OnceLock<Arc<dyn LogWriters>>,
-    counts: Counts,
 }
 
 /// What was done since this process began; each only grows.
@@ -172,20 +163,64 @@ impl LoggedFile {
     }
 }
 
-impl Logged {
-    fn of(&self, ino: Ino) -> Arc<LoggedFile> {
-        let mut files = self.files.lock();
-        if files.len() >= MAX_INDEXES && !files.contains_key(&ino) {
-            files.retain(|_, file| Arc::strong_count(file) > 1);
+impl LoggedFile {
+    /// Looks at the index, and then waits, unless that was enough, until some mount says how its log is, or for so long.
+    /// `None`: it was enough; else whether nobody said anything.
+    fn look_or_wait(
+        &self,
+        longest: Duration,
+        look: impl FnOnce(Option<&State>) -> bool,
+    ) -> Option<bool> {
+        let mut state = self.state.lock();
+        if look(state.as_ref()) {
+            return None;
         }
-        Arc::clone(files.entry(ino).or_default())
+        Some(self.said.wait_for(&mut state, longest).timed_out())
+    }
+}
+
+/// Files in logs at the server of their inodes.
+pub struct LoggedFiles {
+    records: Arc<Records>,
+    objects: Arc<Objects>,
+    space: Arc<Space>,
+    stripes: Arc<StripeObjects>,
+    keep: Arc<Keep>,
+    indexes: Arc<Indexes>,
+    volatile: bool,
+    writers: OnceLock<Arc<dyn LogWriters>>,
+    counts: Counts,
+}
+
+impl LoggedFiles {
+    /// Files with these indexes.
+    pub(crate) fn new(
+        base: &Base,
+        stripes: &Arc<StripeObjects>,
+        keep: &Arc<Keep>,
+        indexes: &Arc<Indexes>,
+    ) -> LoggedFiles {
+        LoggedFiles {
+            records: Arc::clone(&base.records),
+            objects: Arc::clone(&base.objects),
+            space: Arc::clone(&base.space),
+            stripes: Arc::clone(stripes),
+            keep: Arc::clone(keep),
+            indexes: Arc::clone(indexes),
+            volatile: base.volatile,
+            writers: OnceLock::new(),
+            counts: Counts::default(),
+        }
     }
 
-    fn forget(&self, ino: Ino) {
-        self.files.lock().remove(&ino);
+    /// From now on a client is asked for before its logs are waited for. Until then all are there.
+    pub fn set_writers(&self, writers: Arc<dyn LogWriters>) {
+        // Set once, by who has the sessions.
+        let _first = self.writers.set(writers);
     }
 
-    fn metrics(&self) -> Option<LogMetrics> {
+    /// What files in logs did here, and have now; `None` without any.
+    pub fn metrics(&self) -> Option<LogMetrics> {
         let counts = &self.counts;
         let mut told = LogMetrics {
             begun: counts.begun.load(Relaxed),
@@ -196,8 +231,7 @@ impl Logged {
             together_bytes: counts.together_bytes.load(Relaxed),
             ..LogMetrics::default()
         };
-        let files: Vec<_> = self.files.lock().values().map(Arc::clone).collect();
-        for figures in files.iter().map(|file| file.figures()) {
+        for figures in self.indexes.figures() {
             told.files += u64::from(figures.log_count > 0);
             told.log_count += figures.log_count;
             told.log_bytes += figures.log_bytes;
@@ -206,30 +240,6 @@ impl Logged {
         }
         (told.log_count > 0 || told.begun > 0).then_some(told)
     }
-}
-
-impl Namespace {
-    /// From now on a client is asked for before its logs are waited for. Until then all are there.
-    pub fn set_log_writers(&self, writers: Arc<dyn LogWriters>) {
-        // Set once, by who has the sessions.
-        let _first = self.striped.logged.writers.set(writers);
-    }
-
-    /// What files in logs did here, and have now; `None` without any.
-    pub fn log_metrics(&self) -> Option<LogMetrics> {
-        self.striped.logged.metrics()
-    }
-
-    /// Works with the index of a file, which nobody else changes meanwhile.
-    fn with_index<T>(&self, ino: Ino, work: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
-        let file = self.striped.logged.of(ino);
-        let mut state = file.state.lock();
-        let state = match &mut *state {
-            Some(state) => state,
-            none => none.insert(self.load_index(ino)?),
-        };
-        work(state)
-    }
 
     /// The same, after the logs of clients that have gone were read to their ends.
     fn with_whole_index<T>(
@@ -237,110 +247,9 @@ impl Namespace {
         ino: Ino,
         work: impl FnOnce(&mut State) -> Result<T>,
     ) -> Result<T> {
-        self.with_index(ino, |state| {
+        self.indexes.with(ino, |state| {
             self.end_left_logs(ino, state)?;
             work(state)
         })
-    }
-
-    fn load_index(&self, ino: Ino) -> Result<State> {
-        let mut newest: Option<Loaded> = None;
-        for place in 0..2 {
-            let object = ObjectId::log_index(ino, place);
-            let bytes = match self.objects.stat(object) {
-                Ok(stat) if stat.size_bytes > INDEX_BYTES_MAX => return Err(Errno::EIO),
-                Ok(stat) => stat.size_bytes as usize,
-                Err(Errno::ENOENT) => continue,
-                Err(errno) => return Err(errno),
-            };
-            let mut all = vec![0; bytes];
-            let have = self.objects.read(object, 0, &mut all)?;
-            all.truncate(have);
-            let loaded = index::load(&all);
-            newest = match (newest, loaded) {
-                (Some(a), Some(b)) if b.number > a.number => Some(b),
-                (None, other) | (other, None) => other,
-                (a, _) => a,
-            };
-        }
-        let new = |index, number, bytes| State {
-            index,
-            number,
-            bytes,
-            anew_bytes: bytes,
-            ctime: None,
-            said: HashMap::new(),
-        };
-        Ok(match newest {
-            None => new(Index::default(), 0, 0),
-            Some(Loaded { index, number, bytes }) => {
-                // Behind that is what a kill cut in two.
-                self.objects.truncate(ObjectId::log_index(ino, number), bytes)?;
-                new(index, number, bytes)
-            }
-        })
-    }
-
-    /// Does a step of the index, and writes it down first. `written`: the file was written then; its times stay as they are
-    /// without it.
-    fn enter(
-        &self,
-        ino: Ino,
-        state: &mut State,
-        entry: &Entry,
-        written: Option<Written>,
-    ) -> Result<()> {
-        if state.number == 0 {
-            self.write_anew(ino, state)?;
-        }
-        let object = state.object(ino);
-        let stamp = |time: Timestamp| (time.sec, time.nsec);
-        let times = written.map(|Written { mtime, ctime }| {
-            let when = stamp(forebay_store::clock::stamp());
-            Entry::Times(Times { mtime: stamp(mtime), ctime: stamp(ctime), when })
-        });
-        let mut frames = Vec::new();
-        times.iter().chain([entry]).for_each(|entry| entry.put(&mut frames));
-        let mode = WriteMode::default();
-        let write = || self.objects.write(object, state.bytes, &frames, mode);
-        let done = self.with_reclaimed(write);
-        if !matches!(done, Ok(count) if count == frames.len()) {
-            self.objects.truncate(object, state.bytes)?;
-            return Err(done.err().unwrap_or(Errno::ENOSPC));
-        }
-        step("log: step written down");
-        if let Some(Written { ctime, .. }) = written {
-            state.ctime = Some(ctime);
-        }
-        state.bytes += frames.len() as u64;
-        times.iter().chain([entry]).for_each(|entry| state.index.apply(entry));
-        if state.bytes > 2 * state.anew_bytes + INDEX_SLACK_BYTES
-            && let Err(error) = self.write_anew(ino, state)
-        {
-            tracing::debug!(%ino, %error, "the index of a file in logs stays long");
-        }
-        Ok(())
-    }
-
-    /// Writes the index into the other one of its two places. The old one goes when the new one is whole.
-    fn write_anew(&self, ino: Ino, state: &mut State) -> Result<()> {
-        let number = state.number + 1;
-        let all = state.index.to_file(number);
-        let (old, new) = (state.object(ino), ObjectId::log_index(ino, number));
-        self.objects.make_anew(new)?;
-        step("log: place of an index made");
-        let mode = WriteMode { sync: !self.volatile, ..WriteMode::default() };
-        let written = self.with_reclaimed(|| self.objects.write(new, 0, &all, mode));
-        if !matches!(written, Ok(count) if count == all.len()) {
-            self.objects.remove(new)?;
-            return Err(written.err().unwrap_or(Errno::ENOSPC));
-        }
-        step("log: index written anew");
-        if state.number > 0 {
-            self.objects.remove(old)?;
-        }
-        (state.number, state.bytes) = (number, all.len() as u64);
-        state.anew_bytes = state.bytes;
-        Ok(())
     }
 }

@@ -1,14 +1,12 @@
 //! Logs: they begin, publish, end, and go when nothing leads into them. What a mount did not publish before it died is
 //! read from its log.
 
-use super::super::super::Namespace;
-use super::super::super::ops::not_final;
-use super::{Said, State, Written};
+use super::{LoggedFiles, Said, State, Written};
+use crate::data::not_final;
 use forebay_failpoint::step;
-use forebay_log::record;
 use forebay_log::{Entry, Extent, Log, LogId, RECORD_BYTES};
 use forebay_proto::attr::Timestamp;
-use forebay_proto::net::servers::{MAX_FOUND, ObjectChange, ObjectsQuestion, ObjectsReply};
+use forebay_proto::net::servers::{ObjectChange, ObjectsQuestion, ObjectsReply};
 use forebay_proto::{Errno, Ino, ObjectId, Result, ShardId};
 use forebay_store::record::{InodeRecord, inode_flags};
 use std::sync::atomic::Ordering::Relaxed;
@@ -70,9 +68,9 @@ impl Published<'_> {
     }
 }
 
-impl Namespace {
+impl LoggedFiles {
     fn log_file(&self, ino: Ino) -> Result<InodeRecord> {
-        match self.regular(ino)? {
+        match self.records.regular(ino)? {
             record if record.layout.log => Ok(record),
             _ => Err(Errno::EINVAL),
         }
@@ -80,12 +78,12 @@ impl Namespace {
 
     /// Begins a log of a client at the server of a shard.
     /// Its number, and the latest time that was written.
-    pub fn begin_log(&self, ino: Ino, client: u64, shard: ShardId) -> Result<(u32, u64)> {
+    pub fn begin(&self, ino: Ino, client: u64, shard: ShardId) -> Result<(u32, u64)> {
         self.log_file(ino)?;
-        if shard.0 >= self.server_count() {
+        if shard.0 >= self.stripes.server_count() {
             return Err(Errno::EINVAL);
         }
-        self.make_number_durable(ino)?;
+        self.records.make_number_durable(ino)?;
         self.with_whole_index(ino, |state| {
             // Who asks the writers of a final file asks those that are in the index by now.
             not_final(&self.log_file(ino)?)?;
@@ -95,17 +93,17 @@ impl Namespace {
                 self.end_log(ino, state, id)?;
             }
             if state.index.log_count() >= MAX_LOGS {
-                self.striped.keep.bring_together(ino);
+                self.keep.bring_together(ino);
                 return Err(Errno::ENOSPC);
             }
             let log = state.index.next_log().ok_or(Errno::ENOSPC)?;
             ObjectId::log(ino, log.0).ok_or(Errno::ENOSPC)?;
             let begin = Entry::Begin { log, shard: shard.0, client };
-            self.enter(ino, state, &begin, None)?;
+            self.indexes.enter(ino, state, &begin, None)?;
             // A log that is not on record would be swept away.
             self.objects.fsync(state.object(ino), true)?;
             step("log: begun");
-            self.striped.logged.counts.begun.fetch_add(1, Relaxed);
+            self.counts.begun.fetch_add(1, Relaxed);
             let newest_ns = state.index.extents().newest_ns();
             state.said.insert(log, Said { floor_ns: newest_ns, ..Said::default() });
             Ok((log.0, newest_ns))
@@ -113,15 +111,14 @@ impl Namespace {
     }
 
     /// What a client wrote counts for everybody. ENOENT for a log that has gone.
-    pub fn publish_log(&self, ino: Ino, client: u64, published: &Published<'_>) -> Result<Now> {
+    pub(crate) fn publish(&self, ino: Ino, client: u64, published: &Published<'_>) -> Result<Now> {
         self.log_file(ino)?;
-        self.settle(ino)?;
         let id = LogId(published.log);
         let is_own = |extent: &Extent| extent.log == id && extent.at >= RECORD_BYTES as u64;
         if !published.extents.iter().all(is_own) || published.to < published.from {
             return Err(Errno::EINVAL);
         }
-        self.with_index(ino, |state| {
+        self.indexes.with(ino, |state| {
             let log = *state.index.log(id).ok_or(Errno::ENOENT)?;
             if log.client != client {
                 return Err(Errno::EPERM);
@@ -143,16 +140,16 @@ impl Namespace {
                 && (published.to > published.from || !published.extents.is_empty())
             {
                 let extents = published.extents.to_vec();
-                let counts = &self.striped.logged.counts;
+                let counts = &self.counts;
                 counts.publications.fetch_add(u64::from(published.to > published.from), Relaxed);
                 counts.records.fetch_add(extents.len() as u64, Relaxed);
                 counts.published_bytes.fetch_add(published.to - published.from, Relaxed);
                 let entry = Entry::Publish { log: id, to: published.to, extents };
                 let written = self.change_of(ino, state, published.mtime);
-                self.enter(ino, state, &entry, Some(written))?;
+                self.indexes.enter(ino, state, &entry, Some(written))?;
             }
             if ends && !log.ended {
-                self.enter(ino, state, &Entry::End(id), None)?;
+                self.indexes.enter(ino, state, &Entry::End(id), None)?;
             }
             if published.sync && !self.volatile {
                 self.objects.fsync(state.object(ino), false)?;
@@ -164,7 +161,7 @@ impl Namespace {
             let newest_ns = state.index.extents().newest_ns();
             let ended = much || ends || log.ended;
             if much && !ends && !log.ended {
-                self.enter(ino, state, &Entry::End(id), None)?;
+                self.indexes.enter(ino, state, &Entry::End(id), None)?;
             }
             self.release_idle(ino, state);
             Ok(Now { published: now, ended, newest_ns })
@@ -174,18 +171,18 @@ impl Namespace {
     /// True if logs have much that does not count any more: mounts are to begin others then, so that these can go.
     fn look_at_space(&self, ino: Ino, state: &State) -> bool {
         let index = &state.index;
-        let capacity_bytes = self.space().map_or(0, |(_, capacity)| capacity);
+        let capacity_bytes = self.space.bytes().map_or(0, |(_, capacity)| capacity);
         let slack_bytes = MUCH_SPACE_BYTES.min(capacity_bytes / MUCH_SPACE_PART);
         let much = index.log_bytes() > 2 * index.extents().bytes() + slack_bytes;
         if much || index.log_count() > MANY_LOGS || index.extents().len() > MANY_EXTENTS {
-            self.striped.keep.bring_together(ino);
+            self.keep.bring_together(ino);
         }
         much
     }
 
     /// Logs whose writers have gone are read to their ends.
     pub(super) fn end_left_logs(&self, ino: Ino, state: &mut State) -> Result<()> {
-        let Some(writers) = self.striped.logged.writers.get() else { return Ok(()) };
+        let Some(writers) = self.writers.get() else { return Ok(()) };
         let left = |(_, log): &(LogId, &Log)| !log.ended && !writers.is_there(log.client);
         let left: Vec<LogId> = state.index.logs().filter(left).map(|(id, _)| id).collect();
         left.into_iter().try_for_each(|id| self.end_log(ino, state, id))
@@ -199,9 +196,9 @@ impl Namespace {
             }
             read => read?,
         }
-        self.enter(ino, state, &Entry::End(id), None)?;
+        self.indexes.enter(ino, state, &Entry::End(id), None)?;
         step("log: ended");
-        self.striped.logged.counts.read_logs.fetch_add(1, Relaxed);
+        self.counts.read_logs.fetch_add(1, Relaxed);
         self.release_idle(ino, state);
         Ok(())
     }
@@ -213,12 +210,13 @@ impl Namespace {
             let Some(log) = state.index.log(id).copied() else { return Ok(()) };
             let question = ObjectsQuestion::LogScan { object, from: log.published };
             let mut room = Vec::new();
-            let reply = self.ask_patiently(ShardId(log.shard), &question, &[], &mut room)?;
+            let reply =
+                self.stripes.ask_patiently(ShardId(log.shard), &question, &[], &mut room)?;
             let ObjectsReply::Found { end, more } = reply else { return Err(Errno::EPROTO) };
             let extents = Extent::all(&room).ok_or(Errno::EPROTO)?;
             if end > log.published {
                 let entry = Entry::Publish { log: id, to: end, extents };
-                self.enter(ino, state, &entry, Some(Written::now()))?;
+                self.indexes.enter(ino, state, &entry, Some(Written::now()))?;
                 step("log: found");
             }
             if !more || end <= log.published {
@@ -238,7 +236,7 @@ impl Namespace {
                 }
             }
             step("log: removed");
-            if let Err(error) = self.enter(ino, state, &Entry::Gone(id), None) {
+            if let Err(error) = self.indexes.enter(ino, state, &Entry::Gone(id), None) {
                 tracing::debug!(%ino, log = id.0, %error, "a log that has gone stays on record");
             }
         }
@@ -249,51 +247,12 @@ impl Namespace {
         let Some(object) = ObjectId::log(ino, id.0) else { return Ok(()) };
         let change = ObjectChange::Remove(vec![object]);
         let question = ObjectsQuestion::Change { order: Default::default(), change };
-        self.ask_objects(ShardId(shard), question, &[], &mut Vec::new()).map(drop)
-    }
-
-    /// At the server that has a log: what its records say.
-    pub(in super::super) fn scan_log(
-        &self,
-        object: ObjectId,
-        from: u64,
-        room: &mut Vec<u8>,
-    ) -> Result<ObjectsReply> {
-        let log = LogId(object.as_log().ok_or(Errno::EINVAL)?);
-        let read = |at: u64, into: &mut [u8]| self.read_object(object, at, into);
-        let found = record::scan((object.ino.0, log), from, MAX_FOUND, read)?;
-        room.clear();
-        found.extents.iter().for_each(|extent| extent.put(room));
-        Ok(ObjectsReply::Found { end: found.end, more: found.more })
-    }
-
-    /// Of the inode's server: which of these logs are needed no more.
-    pub(in super::super) fn logs_gone(&self, logs: &[ObjectId]) -> Result<ObjectsReply> {
-        let gone = |object: &ObjectId| {
-            let Some(log) = object.as_log() else { return Ok(false) };
-            match self.store.inode(object.ino)? {
-                Some(record) if record.layout.log => {
-                    self.with_index(object.ino, |state| Ok(state.index.log(LogId(log)).is_none()))
-                }
-                _ => Ok(true),
-            }
-        };
-        logs.iter().map(gone).collect::<Result<_>>().map(ObjectsReply::Known)
-    }
-
-    /// At the server that has a log: the log itself; `make`: a mount is going to append to it.
-    pub fn open_log(&self, object: ObjectId, make: bool) -> Result<std::fs::File> {
-        object.as_log().ok_or(Errno::EINVAL)?;
-        if make {
-            self.write_object(object, 0, &[], false)?;
-            self.wait_reclaimed_if_short();
-        }
-        self.objects.open_object(object)
+        self.stripes.ask_objects(ShardId(shard), question, &[], &mut Vec::new()).map(drop)
     }
 
     /// All logs and the index of a file that goes.
-    pub(in super::super) fn remove_logs(&self, ino: Ino) -> Result<()> {
-        self.with_index(ino, |state| {
+    pub(crate) fn remove_logs(&self, ino: Ino) -> Result<()> {
+        self.indexes.with(ino, |state| {
             let logs: Vec<(LogId, Log)> = state.index.logs().map(|(id, log)| (id, *log)).collect();
             for (id, log) in logs {
                 match self.remove_log(ino, id, log.shard) {
@@ -309,12 +268,12 @@ impl Namespace {
         for place in 0..2 {
             self.objects.remove(ObjectId::log_index(ino, place))?;
         }
-        self.striped.logged.forget(ino);
+        self.indexes.forget(ino);
         Ok(())
     }
 
     /// The index and all logs that it leads into, on flash.
-    pub(in super::super) fn sync_logs(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn sync_logs(&self, ino: Ino) -> Result<()> {
         let logs = self.with_whole_index(ino, |state| {
             if state.number > 0 {
                 self.objects.fsync(state.object(ino), false)?;
@@ -326,7 +285,7 @@ impl Namespace {
         for (id, shard) in logs {
             let Some(object) = ObjectId::log(ino, id.0) else { continue };
             let question = ObjectsQuestion::Sync { object, data_only: false };
-            self.ask_patiently(ShardId(shard), &question, &[], &mut Vec::new())?;
+            self.stripes.ask_patiently(ShardId(shard), &question, &[], &mut Vec::new())?;
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ impl LogWriters for Writers {
 fn join(rig: &Rig, dead: &Dead) -> Arc<Namespace> {
     let ns = rig.at(0);
     let dead = Arc::clone(dead);
-    ns.set_log_writers(Arc::new(Writers(dead)));
+    ns.logs().set_writers(Arc::new(Writers(dead)));
     ns
 }
 
@@ -67,7 +67,7 @@ struct Writer {
 
 impl Writer {
     fn begin(rig: &Rig, ino: Ino, client: u64, shard: u16) -> Result<Writer> {
-        let (log, _) = rig.at(0).begin_log(ino, client, ShardId(shard))?;
+        let (log, _) = rig.at(0).logs().begin(ino, client, ShardId(shard))?;
         Ok(Writer { ino, client, log, shard, end: 0, published: 0, turn: 0, written: Vec::new() })
     }
 
@@ -81,7 +81,7 @@ impl Writer {
         let record = Record::new(self.ino.0, LogId(self.log), self.end, offset, data, time);
         let bytes = [&record.to_bytes()[..], data].concat();
         let server = rig.at(self.shard);
-        let count = server.write_object(self.object(), self.end, &bytes, false).unwrap();
+        let count = server.stripes().write_object(self.object(), self.end, &bytes, false).unwrap();
         assert_eq!(count, bytes.len());
         self.written.push(record.extent());
         self.end += bytes.len() as u64;
@@ -101,7 +101,7 @@ impl Writer {
             turn: self.turn,
             clean: false,
         };
-        let now = rig.at(0).publish_log(self.ino, self.client, &published)?;
+        let now = rig.at(0).striped().publish_log(self.ino, self.client, &published)?;
         assert_eq!(now.published, self.end);
         self.published = now.published;
         self.written.clear();
@@ -217,8 +217,8 @@ fn large_writes_in_logs_are_brought_together_on_other_servers() {
         put(&mut model, n << 20, &data);
     }
     writer.say(&rig, true).unwrap();
-    while ns.bring_next(ino).unwrap() {}
-    assert_eq!(ns.log_metrics().unwrap().extents, 0, "all of it was brought together");
+    while ns.logs().bring_next(ino).unwrap() {}
+    assert_eq!(ns.logs().metrics().unwrap().extents, 0, "all of it was brought together");
     assert!(whole(&ns, ino) == model);
 }
 
@@ -281,9 +281,9 @@ fn what_is_published_agrees_with_a_model_over_restarts_and_deaths() {
             }
             10 => {
                 let before = ns.getattr(ino).unwrap();
-                let extents = || ns.map_logs(ino, 0, u64::MAX).unwrap().extents.len();
+                let extents = || ns.striped().map_logs(ino, 0, u64::MAX).unwrap().extents.len();
                 let in_logs = extents();
-                while ns.bring_next(ino).unwrap() {}
+                while ns.logs().bring_next(ino).unwrap() {}
                 let after = ns.getattr(ino).unwrap();
                 assert_eq!((after.mtime, after.ctime), (before.mtime, before.ctime));
                 // What is later than some writer has still to publish stays.
@@ -307,10 +307,10 @@ fn what_is_published_agrees_with_a_model_over_restarts_and_deaths() {
     for (writer, _) in &mut writers {
         writer.say(&rig, false).unwrap();
     }
-    while ns.bring_next(ino).unwrap() {}
-    assert!(!ns.is_in_logs(ino).unwrap(), "nobody holds it up");
+    while ns.logs().bring_next(ino).unwrap() {}
+    assert!(!ns.logs().is_in_logs(ino).unwrap(), "nobody holds it up");
     assert!(model.is(&whole(&ns, ino)), "brought together");
-    let map = ns.map_logs(ino, 0, u64::MAX).unwrap();
+    let map = ns.striped().map_logs(ino, 0, u64::MAX).unwrap();
     assert_eq!(map.size_bytes, model.0.len() as u64);
     writers.clear();
     ns.unlink(&Caller::root(), Ino::ROOT, b"f").unwrap();
@@ -371,7 +371,7 @@ fn at_each_step(what: &str, work: impl Fn(&Rig, Ino, &mut Writer) -> Result<()>)
             put(&mut wanted, 1_000, &[3; 500]);
             assert!(whole(&ns, ino) == wanted, "{what}: what was in the log, killed at step {at}");
         }
-        while ns.bring_next(ino).unwrap() {}
+        while ns.logs().bring_next(ino).unwrap() {}
         assert!(whole(&ns, ino) == wanted, "{what}: brought together after a kill at step {at}");
         assert_eq!(logs_on(&rig, 1), 0, "{what}: killed at step {at}");
         if done.is_some() {
@@ -403,7 +403,7 @@ fn a_log_begins_or_does_not_after_a_kill_at_any_step() {
 #[test]
 fn bringing_together_changes_nothing_after_a_kill_at_any_step() {
     at_each_step("bring together", |rig, ino, _| {
-        while rig.at(0).bring_next(ino)? {}
+        while rig.at(0).logs().bring_next(ino)? {}
         Ok(())
     });
 }
@@ -469,10 +469,10 @@ fn a_mount_that_does_not_publish_is_an_error_until_it_is_known_to_be_dead() {
     let ino = file(&rig, "f");
     let mut writer = Writer::begin(&rig, ino, 1, 1).unwrap();
     writer.write(&rig, 0, &[1; 5000]);
-    assert_eq!(ns.ask_log_writers(ino, Some(2)), Err(Errno::ETIMEDOUT));
-    assert_eq!(ns.ask_log_writers(ino, Some(1)), Ok(()), "nobody waits for itself");
+    assert_eq!(ns.logs().ask_writers(ino, Some(2)), Err(Errno::ETIMEDOUT));
+    assert_eq!(ns.logs().ask_writers(ino, Some(1)), Ok(()), "nobody waits for itself");
     dead.lock().insert(1);
-    assert_eq!(ns.ask_log_writers(ino, Some(2)), Ok(()));
+    assert_eq!(ns.logs().ask_writers(ino, Some(2)), Ok(()));
     assert!(whole(&ns, ino) == [1; 5000]);
 }
 
@@ -485,7 +485,7 @@ fn logs_that_are_on_no_record_are_swept_away() {
     let mut writer = Writer::begin(&rig, ino, 1, 1).unwrap();
     writer.write(&rig, 0, &[1; 5000]);
     let stray = ObjectId::log(ino, writer.log + 5).unwrap();
-    rig.at(1).write_object(stray, 0, b"x", false).unwrap();
+    rig.at(1).stripes().write_object(stray, 0, b"x", false).unwrap();
     assert_eq!(logs_on(&rig, 1), 2);
     rig.kill(1);
     rig.start(1, true);

@@ -8,11 +8,9 @@
 //!   in between leaves both, and the index counts.
 //! * Bringing together changes neither the bytes nor the times of a file.
 
-use super::super::super::Namespace;
 use super::super::file::together;
-use super::{State, Written};
+use super::{LoggedFiles, State, Written};
 use forebay_failpoint::step;
-use forebay_log::extents::gaps;
 use forebay_log::index::{Stamp, Times};
 use forebay_log::{Entry, Extent};
 use forebay_proto::attr::Timestamp;
@@ -27,9 +25,6 @@ use std::sync::atomic::Ordering::Relaxed;
 /// So much is brought together under the lock of the index, and written at once.
 const BRING_BYTES: u64 = 64 << 20;
 const BRING_WRITE_BYTES: u64 = 4 << 20;
-/// How often a range is looked up anew whose log went meanwhile.
-const MAX_LOOKS: u32 = 8;
-
 /// Where a range of a file is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mapped {
@@ -59,7 +54,7 @@ fn times_of(state: &State) -> Option<ObjectFacts> {
 }
 
 /// The time of change that the index shows; `None` if objects were changed since it was entered.
-pub(in super::super) fn ctime_of_index(
+pub(crate) fn ctime_of_index(
     times: Option<Times>,
     objects: &[Option<ObjectFacts>],
 ) -> Option<Timestamp> {
@@ -75,8 +70,27 @@ fn ctime_of(state: &State, objects: &[Option<ObjectFacts>]) -> Timestamp {
     ctime_of_index(state.index.times(), objects).or_else(changed).unwrap_or_default()
 }
 
+/// What of a range is brought together next, of what is not later than a time, and how many bytes that is.
+fn next_to_bring(state: &State, (offset, end): (u64, u64), until_ns: u64) -> (Vec<Extent>, u64) {
+    let mut bytes = 0;
+    let mut extents: Vec<Extent> = Vec::new();
+    for extent in state.index.extents().within(offset, end) {
+        let is_later = extent.time_ns > until_ns;
+        if is_later && extents.is_empty() {
+            continue;
+        }
+        // All between the first and the last of them is let go.
+        if is_later || bytes >= BRING_BYTES || extents.len() >= MAX_FOUND {
+            break;
+        }
+        bytes += extent.bytes;
+        extents.push(extent);
+    }
+    (extents, bytes)
+}
+
 /// What the index shows of a file.
-pub(in super::super) struct LogStat {
+pub(crate) struct LogStat {
     /// Behind the last byte in logs.
     pub end: u64,
     /// Blocks of all logs.
@@ -87,8 +101,9 @@ pub(in super::super) struct LogStat {
     pub times: Option<Times>,
 }
 
-impl Namespace {
-    fn extents_of(
+impl LoggedFiles {
+    /// What of a range is in logs, and whose server has each; at most so many, and whether there are more.
+    pub(crate) fn extents_of(
         &self,
         ino: Ino,
         (offset, end): (u64, u64),
@@ -111,27 +126,8 @@ impl Namespace {
         })
     }
 
-    /// Where a range of a file is.
-    pub fn map_logs(&self, ino: Ino, offset: u64, bytes: u64) -> Result<Mapped> {
-        let record = self.regular(ino)?;
-        if !record.layout.log {
-            return Err(Errno::EINVAL);
-        }
-        self.settle(ino)?;
-        let end = offset.saturating_add(bytes);
-        let (extents, more) = self.extents_of(ino, (offset, end), MAX_FOUND)?;
-        let plain: Vec<Extent> = extents.iter().map(|(extent, _)| *extent).collect();
-        if !more && gaps(&plain, offset, end).is_empty() {
-            return Ok(Mapped { size_bytes: end, objects_bytes: 0, extents, more });
-        }
-        let logs = self.log_stat(ino)?;
-        let facts = self.facts_of(ino, &record)?;
-        let objects_bytes = together(&record.layout, &record, &facts).size_bytes;
-        Ok(Mapped { size_bytes: objects_bytes.max(logs.end), objects_bytes, extents, more })
-    }
-
     /// What the index shows.
-    pub(in super::super) fn log_stat(&self, ino: Ino) -> Result<LogStat> {
+    pub(crate) fn log_stat(&self, ino: Ino) -> Result<LogStat> {
         self.with_whole_index(ino, |state| {
             let (facts, times) = (times_of(state), state.index.times());
             let blocks_512 = state.index.log_bytes().div_ceil(512);
@@ -141,7 +137,7 @@ impl Namespace {
 
     /// What a file has in logs, for people.
     pub(crate) fn in_logs(&self, ino: Ino, strict: bool) -> Result<InLogs> {
-        let is_final = self.regular(ino)?.has(inode_flags::FINAL);
+        let is_final = self.records.regular(ino)?.has(inode_flags::FINAL);
         self.with_whole_index(ino, |state| {
             let index = &state.index;
             Ok(InLogs {
@@ -161,7 +157,7 @@ impl Namespace {
     }
 
     /// Reads a range of a log; EIO if it is not there.
-    fn read_extent(
+    pub(crate) fn read_extent(
         &self,
         ino: Ino,
         shard: ShardId,
@@ -174,7 +170,7 @@ impl Namespace {
         for piece in into.chunks_mut(MAX_PAYLOAD_BYTES as usize) {
             let question = ObjectsQuestion::Read { object, offset: at, bytes: piece.len() as u32 };
             room.clear();
-            self.ask_patiently(shard, &question, &[], &mut room)?;
+            self.stripes.ask_patiently(shard, &question, &[], &mut room)?;
             if room.len() < piece.len() {
                 return Err(Errno::EIO);
             }
@@ -184,59 +180,21 @@ impl Namespace {
         Ok(())
     }
 
-    /// Reads, holes as zeros; fewer bytes than asked for only at the end of the file.
-    pub(in super::super) fn read_logged(
-        &self,
-        ino: Ino,
-        record: &InodeRecord,
-        offset: u64,
-        buffer: &mut [u8],
-    ) -> Result<usize> {
-        let mut looks = 0;
-        loop {
-            looks += 1;
-            let end = offset.saturating_add(buffer.len() as u64);
-            let (extents, _) = self.extents_of(ino, (offset, end), usize::MAX - 1)?;
-            let plain: Vec<Extent> = extents.iter().map(|(extent, _)| *extent).collect();
-            let mut want = buffer.len();
-            if !gaps(&plain, offset, end).is_empty() {
-                let size_bytes = self.striped_attr(ino, record)?.size_bytes;
-                want = size_bytes.saturating_sub(offset).min(want as u64) as usize;
-                self.read_objects(ino, &record.layout, offset, &mut buffer[..want])?;
-            }
-            let read = extents.iter().try_for_each(|(extent, shard)| {
-                let from = (extent.offset - offset) as usize;
-                match buffer[..want].get_mut(from..from + extent.bytes as usize) {
-                    Some(into) => self.read_extent(ino, *shard, extent, into),
-                    // It was cut off between the two looks.
-                    None => Ok(()),
-                }
-            });
-            match read {
-                // Its log may have gone, because all was brought together.
-                Err(Errno::EIO) if looks < MAX_LOOKS => {}
-                other => return other.map(|()| want),
-            }
-        }
-    }
-
     /// Sets the time of writing that the index shows.
-    pub(in super::super) fn set_index_time(&self, ino: Ino, mtime: Timestamp) -> Result<()> {
-        self.with_index(ino, |state| match state.number {
+    pub(crate) fn set_index_time(&self, ino: Ino, mtime: Timestamp) -> Result<()> {
+        self.indexes.with(ino, |state| match state.number {
             0 => Ok(()),
             // The range is empty: the entry carries the time alone.
             _ => {
                 let written = Written { mtime, ..Written::now() };
-                self.enter(ino, state, &Entry::Drop { offset: 0, end: 0 }, Some(written))
+                self.indexes.enter(ino, state, &Entry::Drop { offset: 0, end: 0 }, Some(written))
             }
         })
     }
 
     /// Objects of a file in logs were changed, other than by bringing together: their times count.
-    pub(in super::super) fn objects_changed(&self, ino: Ino) {
-        if let Some(state) = &mut *self.striped.logged.of(ino).state.lock() {
-            state.ctime = None;
-        }
+    pub(crate) fn objects_changed(&self, ino: Ino) {
+        self.indexes.objects_changed(ino);
     }
 
     /// How a publication changes the times: it was written when its mount says, and changed then too. So a close or an fsync
@@ -246,13 +204,16 @@ impl Namespace {
         let shown = match state.ctime {
             Some(shown) => Some(shown),
             // Nobody waits here for a server that is away.
-            None => self.regular(ino).and_then(|record| self.facts_at_once(ino, &record)).ok().map(
-                |facts| {
+            None => self
+                .records
+                .regular(ino)
+                .and_then(|record| self.stripes.facts_at_once(ino, &record))
+                .ok()
+                .map(|facts| {
                     let shown = ctime_of(state, &facts);
                     state.ctime = Some(shown);
                     shown
-                },
-            ),
+                }),
         };
         let now = forebay_store::clock::stamp();
         let is_in_order = shown.is_some_and(|shown| shown <= mtime) && mtime <= now;
@@ -260,11 +221,11 @@ impl Namespace {
     }
 
     /// What is behind a new size counts no more. That it was set is written down here too: there may be no object to show it.
-    pub(in super::super) fn cut_logs(&self, ino: Ino, size_bytes: u64) -> Result<()> {
+    pub(crate) fn cut_logs(&self, ino: Ino, size_bytes: u64) -> Result<()> {
         self.with_whole_index(ino, |state| {
             if state.number != 0 {
                 let entry = Entry::Drop { offset: size_bytes, end: u64::MAX };
-                self.enter(ino, state, &entry, Some(Written::now()))?;
+                self.indexes.enter(ino, state, &entry, Some(Written::now()))?;
                 step("log: cut");
                 self.release_idle(ino, state);
             }
@@ -273,7 +234,7 @@ impl Namespace {
     }
 
     /// Brings all of a range together: it is to be changed in the objects.
-    pub(in super::super) fn bring_together(&self, ino: Ino, range: (u64, u64)) -> Result<()> {
+    pub(crate) fn bring_together(&self, ino: Ino, range: (u64, u64)) -> Result<()> {
         while self.with_whole_index(ino, |state| self.bring_some(ino, state, range, u64::MAX))? {}
         Ok(())
     }
@@ -286,41 +247,55 @@ impl Namespace {
         (offset, end): (u64, u64),
         until_ns: u64,
     ) -> Result<bool> {
-        let mut bytes = 0;
-        let mut extents: Vec<Extent> = Vec::new();
-        for extent in state.index.extents().within(offset, end) {
-            let is_later = extent.time_ns > until_ns;
-            if is_later && extents.is_empty() {
-                continue;
-            }
-            // All between the first and the last of them is let go.
-            if is_later || bytes >= BRING_BYTES || extents.len() >= MAX_FOUND {
-                break;
-            }
-            bytes += extent.bytes;
-            extents.push(extent);
-        }
+        let (extents, bytes) = next_to_bring(state, (offset, end), until_ns);
         let (Some(first), Some(last)) = (extents.first().copied(), extents.last().copied()) else {
             self.release_idle(ino, state);
             return Ok(false);
         };
-        let record = self.regular(ino)?;
-        let mut facts = self.facts_of(ino, &record)?;
+        let record = self.records.regular(ino)?;
+        let mut facts = self.stripes.facts_of(ino, &record)?;
         let ctime = ctime_of(state, &facts);
         facts.push(times_of(state));
         let mtime = together(&record.layout, &record, &facts).mtime;
+        self.copy_extents(ino, state, &record, &extents)?;
+        step("log: brought together");
+        if !self.volatile {
+            self.stripes.sync_objects(ino, &record.layout, true)?;
+        }
+        self.stripes.each_object(ino, &record.layout, |shard, object| {
+            let change = ObjectChange::SetTimes { object, atime: None, mtime: Some(mtime) };
+            self.stripes.change_objects(shard, &change, &[]).map(drop)
+        })?;
+        let entry = Entry::Drop { offset: first.offset, end: last.end() };
+        self.indexes.enter(ino, state, &entry, Some(Written { mtime, ctime }))?;
+        step("log: let go");
+        self.counts.together_bytes.fetch_add(bytes, Relaxed);
+        let is_earlier = |extent: Extent| extent.time_ns <= until_ns;
+        let more = state.index.extents().within(last.end(), end).any(is_earlier);
+        self.release_idle(ino, state);
+        Ok(more)
+    }
+
+    /// Copies what stands in logs into the objects.
+    fn copy_extents(
+        &self,
+        ino: Ino,
+        state: &State,
+        record: &InodeRecord,
+        extents: &[Extent],
+    ) -> Result<()> {
         let mut run: Vec<u8> = Vec::new();
-        let mut run_at = first.offset;
+        let mut run_at = extents.first().map_or(0, |first| first.offset);
         let write = |at: u64, run: &mut Vec<u8>| {
             let written = match run.is_empty() {
                 true => 0,
-                false => self.write_objects(ino, &record.layout, at, run, false)?,
+                false => self.stripes.write_objects(ino, &record.layout, at, run, false)?,
             };
             let all = written == run.len();
             run.clear();
             if all { Ok(()) } else { Err(Errno::ENOSPC) }
         };
-        for extent in &extents {
+        for extent in extents {
             let shard =
                 state.index.log(extent.log).map(|log| ShardId(log.shard)).ok_or(Errno::EIO)?;
             let mut left = *extent;
@@ -342,23 +317,7 @@ impl Namespace {
                 left.bytes -= count;
             }
         }
-        write(run_at, &mut run)?;
-        step("log: brought together");
-        if !self.volatile {
-            self.sync_objects(ino, &record.layout, true)?;
-        }
-        self.each_object(ino, &record.layout, |shard, object| {
-            let change = ObjectChange::SetTimes { object, atime: None, mtime: Some(mtime) };
-            self.change_objects(shard, &change, &[]).map(drop)
-        })?;
-        let entry = Entry::Drop { offset: first.offset, end: last.end() };
-        self.enter(ino, state, &entry, Some(Written { mtime, ctime }))?;
-        step("log: let go");
-        self.striped.logged.counts.together_bytes.fetch_add(bytes, Relaxed);
-        let is_earlier = |extent: Extent| extent.time_ns <= until_ns;
-        let more = state.index.extents().within(last.end(), end).any(is_earlier);
-        self.release_idle(ino, state);
-        Ok(more)
+        write(run_at, &mut run)
     }
 
     /// Brings the next part of a file together; true if there is more that can be.
@@ -366,7 +325,7 @@ impl Namespace {
     /// What is in the objects has no time any more, so it must be earlier than all that is still to be published. Mounts whose logs
     /// hold that up are asked to publish; that begins this anew.
     pub fn bring_next(&self, ino: Ino) -> Result<bool> {
-        match self.store.inode(ino)? {
+        match self.records.store().inode(ino)? {
             Some(record) if record.layout.log && record.is_striped() && record.nlink > 0 => self
                 .with_whole_index(ino, |state| {
                     let until_ns = self.settled_until(ino, state);

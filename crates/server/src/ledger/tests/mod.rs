@@ -239,7 +239,8 @@ fn everyone_has_their_own_and_nobody_else_s() {
         .unwrap()
         .server
         .namespace()
-        .attributes(forebay_proto::Ino::ROOT)
+        .attrs()
+        .of(forebay_proto::Ino::ROOT)
         .unwrap();
     assert_eq!((root_attr.uid, root_attr.gid), (4002, 4002));
 }

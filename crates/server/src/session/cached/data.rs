@@ -111,7 +111,9 @@ impl At<'_> {
         let alone = !self.sessions.leases.is_open_locally(ino);
         let (object, at) = cache.fs.data_of(ino)?;
         let count = self.payload.len() as u32;
-        names.note_answer(&self.caller, Answered::Appending { ino: object, at, count, alone })?;
+        names
+            .answers()
+            .note(&self.caller, Answered::Appending { ino: object, at, count, alone })?;
         step("append: written down");
         let written = cache.fs.write(ino, at, self.payload, mode);
         step("append: written");
@@ -119,7 +121,7 @@ impl At<'_> {
             Ok(count) => Answered::Appended(count as u32),
             Err(_) => Answered::Undone,
         };
-        names.note_answer(&self.caller, what)?;
+        names.answers().note(&self.caller, what)?;
         step("append: done");
         written.map(|count| Answer::Count(count as u64))
     }

@@ -43,12 +43,12 @@ impl At<'_> {
         made: impl FnOnce(&T) -> Ino,
     ) -> Result<T> {
         let names = self.namespace();
-        names.note_answer(&self.caller, Answered::Begun(goes))?;
+        names.answers().note(&self.caller, Answered::Begun(goes))?;
         step("cache: a change of names is written down");
         let changed = change();
         step("cache: a change of names is made");
         let what = changed.as_ref().map_or(Answered::Undone, |done| Answered::Made(made(done)));
-        names.note_answer(&self.caller, what)?;
+        names.answers().note(&self.caller, what)?;
         step("cache: a change of names is done");
         changed
     }

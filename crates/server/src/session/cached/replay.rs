@@ -48,7 +48,7 @@ impl At<'_> {
                 Ok(Reply::of(Answer::Count(count.into())))
             }
             Before::Recorded(Answered::Appending { ino, at, .. }) => {
-                match self.namespace().has_appended(ino, at, self.payload) {
+                match self.namespace().answers().has_appended(ino, at, self.payload) {
                     Ok(true) => Ok(Reply::of(Answer::Count(self.payload.len() as u64))),
                     Ok(false) => return self.answer(call, room),
                     Err(errno) => Err(errno),

@@ -57,12 +57,12 @@ impl At<'_> {
         let ns = self.namespace();
         let _turn = self.sessions.sizes.alone(ino);
         let alone = self.changes_alone(ino);
-        ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes, alone })?;
+        ns.answers().note(&self.caller, Answered::Truncating { ino, size_bytes, alone })?;
         step("setattr: size written down");
         let attr = ns.setattr(&self.caller, ino, change);
         step("setattr: done");
         if attr.is_err() {
-            ns.note_answer(&self.caller, Answered::Undone)?;
+            ns.answers().note(&self.caller, Answered::Undone)?;
         }
         attr
     }
@@ -78,7 +78,7 @@ impl At<'_> {
             self.setxattr_alone(ino, name, flags, kill_sgid)?;
         }
         if name == publish_xattr::NAME {
-            self.namespace().end_logs_of_final(ino)?;
+            self.namespace().logs().end_of_final(ino)?;
         }
         Ok(())
     }

@@ -79,10 +79,10 @@ impl At<'_> {
         let _turn = self.sessions.sizes.alone(ino);
         let alone = self.changes_alone(ino);
         let (at, count) = (ns.getattr(ino)?.size_bytes, self.payload.len() as u32);
-        ns.note_answer(&self.caller, Answered::Appending { ino, at, count, alone })?;
+        ns.answers().note(&self.caller, Answered::Appending { ino, at, count, alone })?;
         step("append: written down");
         let written = match self.striped(ino) {
-            Some(_) => ns.append_at(ino, at, self.payload, mode),
+            Some(_) => ns.data().append_at(ino, at, self.payload, mode),
             None => ns.write(ino, at, self.payload, mode),
         };
         step("append: written");
@@ -90,7 +90,7 @@ impl At<'_> {
             Ok(count) => Answered::Appended(count as u32),
             Err(_) => Answered::Undone,
         };
-        ns.note_answer(&self.caller, what)?;
+        ns.answers().note(&self.caller, what)?;
         step("append: done");
         written.map(|count| Answer::Count(count as u64))
     }
@@ -137,12 +137,12 @@ impl At<'_> {
         let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
         let _turn = self.sessions.sizes.alone(ino);
         let alone = self.changes_alone(ino);
-        ns.note_answer(&self.caller, Answered::Truncating { ino, size_bytes: 0, alone })?;
+        ns.answers().note(&self.caller, Answered::Truncating { ino, size_bytes: 0, alone })?;
         step("open: size written down");
         let opened = ns.open(&self.caller, ino, open_flags, kill_suid, want_local);
         step("open: emptied");
         let what = if opened.is_ok() { Answered::Truncated } else { Answered::Undone };
-        ns.note_answer(&self.caller, what)?;
+        ns.answers().note(&self.caller, what)?;
         step("open: done");
         self.sessions.bytes_gone(self.session.id(), ino);
         let opened = opened?;

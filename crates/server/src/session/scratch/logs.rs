@@ -22,7 +22,7 @@ impl At<'_> {
         let client = self.session.attach.client.0;
         match *call {
             Call::LogBegin { ino, shard } => self
-                .changed(ino, || self.namespace().begin_log(ino, client, shard))
+                .changed(ino, || self.namespace().logs().begin(ino, client, shard))
                 .map(|(log, newest_ns)| Answer::LogBegun { log, newest_ns })
                 .into(),
             Call::LogOpen { object, make } => self.log_open(object, make),
@@ -33,13 +33,15 @@ impl At<'_> {
                 let extents = &extents;
                 let published =
                     Published { log, from, to, extents, mtime, sync, ends, turn, clean };
-                self.changed(ino, || self.namespace().publish_log(ino, client, &published))
-                    .map(|Now { published, ended, newest_ns }| Answer::LogPublished {
-                        published,
-                        ended,
-                        newest_ns,
-                    })
-                    .into()
+                self.changed(ino, || {
+                    self.namespace().striped().publish_log(ino, client, &published)
+                })
+                .map(|Now { published, ended, newest_ns }| Answer::LogPublished {
+                    published,
+                    ended,
+                    newest_ns,
+                })
+                .into()
             }
             Call::LogMap { ino, offset, bytes, .. } => {
                 self.log_map(ino, offset, bytes, room).unwrap_or_else(Reply::failed)
@@ -71,14 +73,14 @@ impl At<'_> {
         };
         match self.striped(ino) {
             Some(layout) if layout.log && (layout.strict || always) => {
-                self.namespace().ask_log_writers(ino, Some(self.session.attach.client.0))
+                self.namespace().logs().ask_writers(ino, Some(self.session.attach.client.0))
             }
             _ => Ok(()),
         }
     }
 
     fn log_open(&self, object: ObjectId, make: bool) -> Reply {
-        match self.namespace().open_log(object, make) {
+        match self.namespace().stripes().open_log(object, make) {
             Ok(file) if self.local => {
                 Reply::with(Answer::Opened { local: true }, Some(Arc::new(file)))
             }
@@ -90,7 +92,7 @@ impl At<'_> {
     fn log_map(&self, ino: Ino, offset: u64, bytes: u32, room: &mut Vec<u8>) -> Result<Reply> {
         // What the size says is there must not be taken off before it is told.
         let _turn = self.sessions.sizes.shared(ino);
-        let map = self.namespace().map_logs(ino, offset, bytes.into())?;
+        let map = self.namespace().striped().map_logs(ino, offset, bytes.into())?;
         room.clear();
         map.extents.iter().for_each(|(extent, _)| extent.put(room));
         map.extents.iter().for_each(|(_, shard)| room.extend_from_slice(&shard.0.to_le_bytes()));

@@ -24,10 +24,10 @@ impl At<'_> {
             let reply = self.names_call_once(call);
             let Answer::Failed(errno) = reply.answer else { return reply };
             if Errno(errno) == Errno::ERESTART {
-                if let Err(errno) = self.namespace().wait_for_shards(&mut patience) {
+                if let Err(errno) = self.namespace().waits().pause(&mut patience) {
                     return Reply::failed(errno);
                 }
-            } else if !self.namespace().wait_for_server(Errno(errno), &mut patience) {
+            } else if !self.namespace().waits().wait_for_server(Errno(errno), &mut patience) {
                 return reply;
             }
         }
@@ -41,19 +41,19 @@ impl At<'_> {
             Call::Mknod { parent, name, kind, args, rdev, near } => {
                 let place = Where::Placed(near);
                 let new = NewInode { rdev, place, ..NewInode::of(kind, args) };
-                self.make(parent, || ns.op_make(who, parent, name, &new))
+                self.make(parent, || ns.names().make(who, parent, name, &new))
             }
             Call::Mkdir { parent, name, args, near, own } => {
                 let place = if own { Where::Own(near) } else { Where::Placed(near) };
                 let new = NewInode { place, ..NewInode::of(FileKind::Dir, args) };
-                let made = self.make(parent, || ns.op_make(who, parent, name, &new));
+                let made = self.make(parent, || ns.names().make(who, parent, name, &new));
                 made.map(|answer| self.empty_dir(answer))
             }
             Call::Symlink { parent, name, target, near } => {
                 let args = CreateArgs { mode: 0o777, umask: 0 };
                 let place = Where::Placed(near);
                 let new = NewInode { target, place, ..NewInode::of(FileKind::Symlink, args) };
-                self.make(parent, || ns.op_make(who, parent, name, &new))
+                self.make(parent, || ns.names().make(who, parent, name, &new))
             }
             Call::Link { ino, parent, name } => self.link(ino, parent, name),
             Call::Unlink { parent, name } => {
@@ -66,12 +66,12 @@ impl At<'_> {
                 self.rename((parent, name), (new_parent, new_name), flags)
             }
             Call::Create { parent, name, args, want_local, near } => {
-                let made = || ns.op_create(who, parent, name, args, Where::Placed(near));
+                let made = || ns.names().create(who, parent, name, args, Where::Placed(near));
                 return self.created(parent, true, want_local, made);
             }
             Call::Tmpfile { parent, args, want_local } => {
                 let made = || {
-                    let (entry, object) = ns.op_tmpfile(who, parent, args, false)?;
+                    let (entry, object) = ns.names().tmpfile(who, parent, args, false)?;
                     Ok(Named::Here(entry, object))
                 };
                 return self.created(parent, false, want_local, made);
@@ -89,7 +89,7 @@ impl At<'_> {
 
     fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Answer> {
         let keep_names = self.keep_names(parent);
-        if let Some((ino, kind)) = self.namespace().leads_elsewhere(parent, name)? {
+        if let Some((ino, kind)) = self.namespace().names().leads_elsewhere(parent, name)? {
             return Ok(Answer::Elsewhere { ino, kind: Some(kind), keep_names });
         }
         match self.namespace().lookup(&self.caller, parent, name) {
@@ -187,7 +187,7 @@ impl At<'_> {
 
     fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer> {
         let subjects = [Subject::Names(parent), Subject::Attrs(parent), Subject::Attrs(ino)];
-        let link = || self.namespace().op_link(&self.caller, ino, parent, name, false);
+        let link = || self.namespace().names().link(&self.caller, ino, parent, name, false);
         let named = self.name_given(parent, &subjects, link)?;
         Ok(self.named(parent, named))
     }
@@ -201,7 +201,7 @@ impl At<'_> {
         let _turn = self.sessions.order.of(parent);
         let mut subjects = Vec::with_capacity(3);
         subjects.extend([Subject::Names(parent), Subject::Attrs(parent)]);
-        let child = self.namespace().peek(parent, name)?.map(|(ino, _)| ino);
+        let child = self.namespace().names().peek(parent, name)?.map(|(ino, _)| ino);
         subjects.extend(child.map(Subject::Attrs));
         let _changing = self.sessions.change(self.session, &subjects);
         remove()?;
@@ -228,13 +228,13 @@ impl At<'_> {
         let _turns = self.sessions.order.of_two(from.0, to.0);
         let mut subjects = subjects_of_rename(from.0, to.0);
         let inode = |(ino, _)| Subject::Attrs(ino);
-        subjects.extend(ns.peek(from.0, from.1)?.map(inode));
-        let replaced = ns.peek(to.0, to.1)?;
+        subjects.extend(ns.names().peek(from.0, from.1)?.map(inode));
+        let replaced = ns.names().peek(to.0, to.1)?;
         subjects.extend(replaced.map(inode));
         let _changing = self.sessions.change(self.session, &subjects);
         ns.rename(&self.caller, from.0, from.1, to.0, to.1, flags)?;
         // The new name is always here; the old one may be at another shard.
-        let moved = ns.peek(to.0, to.1).ok().flatten();
+        let moved = ns.names().peek(to.0, to.1).ok().flatten();
         Ok(self.after_rename((from, moved), (to, replaced), flags))
     }
 }

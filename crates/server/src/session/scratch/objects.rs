@@ -24,13 +24,15 @@ impl At<'_> {
                 if room.len() < bytes {
                     room.resize(bytes, 0);
                 }
-                match ns.read_object(object, offset, &mut room[..bytes]) {
+                match ns.stripes().read_object(object, offset, &mut room[..bytes]) {
                     Ok(count) => Reply::data(count),
                     Err(errno) => Reply::failed(errno),
                 }
             }
             Call::WriteObject { object, offset, sync } => self.write_object(object, offset, sync),
-            Call::SyncObject { object, data_only } => ns.sync_object(object, data_only).into(),
+            Call::SyncObject { object, data_only } => {
+                ns.stripes().sync_object(object, data_only).into()
+            }
             _ => Reply::failed(Errno::ENOSYS),
         }
     }
@@ -40,17 +42,17 @@ impl At<'_> {
         if end.is_none_or(|end| end > i64::MAX as u64) {
             return Reply::failed(Errno::EFBIG);
         }
-        let written = self.namespace().write_object(object, offset, self.payload, sync);
+        let written = self.namespace().stripes().write_object(object, offset, self.payload, sync);
         written.map(|count| Answer::Count(count as u64)).into()
     }
 
     /// The layout of a file, if it is striped.
     pub(super) fn striped(&self, ino: Ino) -> Option<Layout> {
         let ns = self.namespace();
-        if ns.server_count() < 2 {
+        if ns.stripes().server_count() < 2 {
             return None;
         }
-        ns.layout(ino).ok().filter(Layout::is_striped)
+        ns.attrs().layout(ino).ok().filter(Layout::is_striped)
     }
 
     /// Enters an open of a striped file. Those that write come in here before they are answered, and
@@ -59,13 +61,13 @@ impl At<'_> {
         if writes {
             self.sessions.leases.opened_locally(ino, self.session.id());
         }
-        StripedOpen { layout, writes, kills: writes && self.namespace().has_privileges(ino) }
+        StripedOpen { layout, writes, kills: writes && self.namespace().data().has_privileges(ino) }
     }
 
     /// Attributes of a striped file were changed. Mounts that write it ask before their next write whether
     /// something is to be taken off; they need no lease to be told.
     pub(super) fn tell_writers(&self, ino: Ino) {
-        if self.striped(ino).is_some() && self.namespace().has_privileges(ino) {
+        if self.striped(ino).is_some() && self.namespace().data().has_privileges(ino) {
             // This one knows.
             let mut writers = self.sessions.leases.writers(ino);
             writers.retain(|id| *id != self.session.id());

@@ -43,10 +43,12 @@ impl At<'_> {
                 Answer::Opened { .. } | Answer::OpenedStriped(_) => self.open_again(call),
                 answer => Reply::of(answer),
             },
-            Before::Recorded(what) => match self.namespace().settled(&self.caller, what) {
-                Ok(what) => self.recorded(call, what, room),
-                Err(errno) => Reply::failed(errno),
-            },
+            Before::Recorded(what) => {
+                match self.namespace().striped().settled(&self.caller, what) {
+                    Ok(what) => self.recorded(call, what, room),
+                    Err(errno) => Reply::failed(errno),
+                }
+            }
         }
     }
 
@@ -75,7 +77,7 @@ impl At<'_> {
 
     /// Kernels could append at the same time: the bytes tell whether it was done.
     fn append_again(&self, call: &Call<'_>, (ino, at): (Ino, u64), room: &mut Vec<u8>) -> Reply {
-        match self.namespace().has_appended(ino, at, self.payload) {
+        match self.namespace().answers().has_appended(ino, at, self.payload) {
             Ok(true) => Reply::of(Answer::Count(self.payload.len() as u64)),
             Ok(false) => self.answer(call, room),
             Err(errno) => Reply::failed(errno),
@@ -107,7 +109,7 @@ impl At<'_> {
             let keep_names = self.keep_names(parent);
             return Ok(Reply::of(Answer::Elsewhere { ino, kind: None, keep_names }));
         }
-        if !ns.take_reference(ino) {
+        if !ns.names().take_reference(ino) {
             // Made, and removed by somebody else after its maker was given up.
             return Err(Errno::ESTALE);
         }

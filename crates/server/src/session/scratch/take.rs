@@ -71,11 +71,11 @@ impl At<'_> {
     }
 
     fn reference(&self, ino: Ino) -> Result<Attr> {
-        if !self.namespace().take_reference(ino) {
+        if !self.namespace().names().take_reference(ino) {
             return Err(Errno::ESTALE);
         }
         self.sessions.took(self.session, ino);
-        match self.namespace().entry_attributes(ino) {
+        match self.namespace().attrs().of_entry(ino) {
             Ok(attr) if attr.nlink > 0 => Ok(attr),
             other => {
                 self.sessions.give_back(self.session, ino, 1);

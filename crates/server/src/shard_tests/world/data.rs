@@ -120,7 +120,7 @@ impl World {
     }
 
     pub fn layout(&self, ino: Ino) -> Layout {
-        self.namespace(ino.shard().0).layout(ino).unwrap()
+        self.namespace(ino.shard().0).attrs().layout(ino).unwrap()
     }
 
     /// Opens a file for writing: a whole one has its object then.
