@@ -6,7 +6,7 @@
 //! and evictions.
 
 use super::CacheFs;
-use super::file::{CacheFile, FileState};
+use super::file::CacheFile;
 use super::map::BLOCK_BYTES;
 use super::pfs::PfsStat;
 use super::record::{Base, Owner, Record, State};
@@ -14,7 +14,6 @@ use forebay_credentials::acting::Who;
 use forebay_policy::room::Waiter;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result};
-use parking_lot::MutexGuard;
 use std::sync::Arc;
 
 /// How often an open comes to a file that an eviction forgets at that moment.
@@ -77,20 +76,18 @@ impl CacheFs {
             return Ok(file);
         }
         let path = self.nodes.path(ino).unwrap_or_default();
-        let file = match self.find(stat.key)? {
+        let file = match self.records.find(stat.key)? {
             Some(file) => file,
-            None => match self.make(ino, self.new_record(stat, &path, who), stat.size) {
+            None => match self.make(ino, self.records.new_record(stat, &path, who), stat.size) {
                 // Another thread made it, or has already forgotten what was made here.
-                Err(Errno::EEXIST | Errno::ESTALE) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
+                Err(Errno::EEXIST | Errno::ESTALE) => {
+                    self.records.find(stat.key)?.ok_or(Errno::EAGAIN)?
+                }
                 made => made?,
             },
         };
         file.set_number(ino);
         self.nodes.attach(ino, file)
-    }
-
-    pub(super) fn new_record(&self, stat: &PfsStat, path: &[u8], who: &Who) -> Record {
-        Record::new(stat, path, who.clone(), &self.clocks)
     }
 
     /// Makes the flash side of a file of this size.
@@ -117,7 +114,7 @@ impl CacheFs {
             }
         };
         forebay_failpoint::step("a clean file is on record");
-        let file = self.load(made, number, &record)?;
+        let file = self.records.load(made, number, &record)?;
         let mut state = file.state.lock();
         state.clean_unsynced = false;
         // Its object was made just now.
@@ -152,7 +149,8 @@ impl CacheFs {
         }
         // While we write it ourselves it changes.
         if state != State::Conflict && !draining {
-            self.note_conflict(file, "changed on the PFS while there is data for it here")?;
+            self.records
+                .note_conflict(file, "changed on the PFS while there is data for it here")?;
         }
         Ok(())
     }
@@ -164,7 +162,7 @@ impl CacheFs {
             let mut state = file.state.lock();
             state.generation += 1;
             let had = state.map.present() > 0;
-            let in_kernel = self.is_in_kernel(file, &mut state)?;
+            let in_kernel = state.is_in_kernel(&self.flash, file)?;
             if state.record.is_dirty() {
                 // Before the first of it goes: what a kill leaves is not taken for ours.
                 state.save(&self.flash, file, |record| {
@@ -201,38 +199,10 @@ impl CacheFs {
         };
         self.space.dropped(file.ino);
         file.set_source(None);
-        self.tell_inode(file.number());
+        self.notifier.tell_inode(file.number());
         match in_kernel {
             true => self.fetch_all(file),
             false => Ok(()),
         }
-    }
-
-    /// Nothing is left to remember of a clean file that nobody has open and of which nothing is here.
-    /// Who comes next makes it anew.
-    pub(super) fn forget_empty(
-        &self,
-        file: &Arc<CacheFile>,
-        mut state: MutexGuard<'_, FileState>,
-    ) -> Result<()> {
-        let r = &state.record;
-        let empty = state.map.present() == 0
-            && state.opens == 0
-            && state.opening == 0
-            && state.filling.is_empty()
-            && state.held.is_empty()
-            && r.state == State::Clean
-            && r.kept_as.is_none()
-            && !(r.pinned || r.nameless || state.listed || state.gone);
-        if empty {
-            let key = r.key;
-            state.gone = true;
-            state.forgotten = true;
-            drop(state);
-            self.nodes.detach(file.number(), file);
-            forebay_failpoint::step("a forgotten file is still on flash");
-            self.flash.remove(file.ino, key)?;
-        }
-        Ok(())
     }
 }

@@ -12,8 +12,8 @@ use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use forebay_proto::cache::{CacheError, CachedFile, TreeState};
 use forebay_proto::layout::publish_xattr;
 use forebay_proto::{Caller, Errno, Ino, Result, acl};
-use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{self as rfs, AtFlags, Mode, Timespec, Timestamps, XattrFlags};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -29,48 +29,6 @@ const RESIZE_TRIES: u32 = 3;
 const XATTR_FIRST_BYTES: usize = 512;
 
 impl CacheFs {
-    /// The PFS inode of a node, as a descriptor for looking and for calls by /proc/self/fd.
-    pub(super) fn open_node(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
-        let open = || self.moves.follow(|| self.open_node_now(ino, who));
-        match open() {
-            Err(Errno::ESTALE) if self.is_worth_another_look(ino) => open(),
-            other => other,
-        }
-    }
-
-    fn open_node_now(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
-        let _settled = self.settled(ino);
-        let known = self.nodes.get(ino)?;
-        if let Some(held) = &known.held {
-            return Ok(held.try_clone()?);
-        }
-        let flags = OFlags::PATH | OFlags::NOFOLLOW;
-        if ino == Ino::ROOT {
-            return self.pfs.open_at(b"", flags);
-        }
-        let mut last = Errno::ESTALE;
-        for path in self.nodes.paths(ino) {
-            let opened = {
-                let _act = who.act()?;
-                self.pfs.open_at(&path, flags)
-            };
-            match opened {
-                Ok(fd) if self.pfs.stat_fd(fd.as_fd())?.key == known.key => return Ok(fd),
-                Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
-                Err(e) => last = e,
-            }
-        }
-        Err(last)
-    }
-
-    /// The same without a requester: as the server, or else as who looked it up last.
-    pub(super) fn open_node_any(&self, ino: Ino) -> Result<OwnedFd> {
-        match self.open_node(ino, &Who::server()) {
-            Err(Errno::EACCES | Errno::EPERM) => self.open_node(ino, &self.nodes.get(ino)?.who),
-            other => other,
-        }
-    }
-
     /// What `stat` shows of a PFS inode with this data here.
     pub(super) fn attr_of(
         &self,
@@ -80,9 +38,9 @@ impl CacheFs {
     ) -> Result<Attr> {
         // Looked at while it was dirty, and believed now that it is clean, it would have the size from before its drain.
         // If it is gone, or somebody else changed it, the first look is as good.
-        let again = file
-            .filter(|file| is_overtaken(file, stat))
-            .and_then(|_| self.open_node_any(ino).and_then(|fd| self.pfs.stat_fd(fd.as_fd())).ok());
+        let again = file.filter(|file| is_overtaken(file, stat)).and_then(|_| {
+            self.inodes.open_node_any(ino).and_then(|fd| self.pfs.stat_fd(fd.as_fd())).ok()
+        });
         let stat = again.as_ref().unwrap_or(stat);
         let mut attr = stat.attr(ino);
         let Some(file) = file else { return Ok(attr) };
@@ -118,7 +76,7 @@ impl CacheFs {
     /// getattr.
     pub(super) fn getattr_of(&self, ino: Ino) -> Result<Attr> {
         let known = self.nodes.get(ino)?;
-        let look = || self.pfs.stat_fd(self.open_node_any(ino)?.as_fd());
+        let look = || self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd());
         let stat = match look() {
             Err(e) if super::pfs::went_away(e) && self.pfs.check().is_ok() => look()?,
             other => other?,
@@ -177,14 +135,15 @@ impl CacheFs {
             let state = file.state.lock();
             state.record.nameless && !state.gone
         };
-        let owner = || self.pfs.stat_fd(self.open_node_any(ino)?.as_fd()).map(|stat| stat.uid);
+        let owner =
+            || self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd()).map(|stat| stat.uid);
         is_nameless && owner() == Ok(caller.uid)
     }
 
     /// truncate(2) and ftruncate(2). An overlay gives its copy of a lower file (`is_copy`) the size that it has.
     fn resize(&self, who: &Who, ino: Ino, size: u64, is_copy: bool) -> Result<Arc<CacheFile>> {
-        let _writing = self.may_write(ino)?;
-        let fd = self.open_node(ino, who)?;
+        let _writing = self.ownership.may_write(ino)?;
+        let fd = self.inodes.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
         let file = self.attach(ino, &stat, who)?;
         if size == 0 {
@@ -194,7 +153,7 @@ impl CacheFs {
             let _meta = file.meta.lock();
             // A drain may have ended since, or a name gone: what it left counts.
             let stat = self.pfs.stat_fd(fd.as_fd())?;
-            self.must_be(ino, &stat)?;
+            self.inodes.must_be(ino, &stat)?;
             self.is_lost_or_valid(ino, &file, &stat)?;
             if !is_copy {
                 self.kill_capability(&file, ino, fd.as_fd())?;
@@ -209,7 +168,7 @@ impl CacheFs {
         }
         let closed = file.state.lock().opens == 0;
         if closed {
-            self.drainer.closed(&file);
+            self.drain_list.closed(&file);
         }
         Ok(file)
     }
@@ -225,7 +184,7 @@ impl CacheFs {
     /// The same with the file's `meta` locked, if it has data here.
     pub(super) fn kill_suid_locked(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
         let known = self.nodes.get(ino)?;
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
         let mode = stat.mode;
         let kill = privileges::killed(mode, stat.gid, by);
@@ -278,7 +237,7 @@ impl CacheFs {
             return Ok(());
         }
         let _meta = file.meta.lock();
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         self.kill_capability(file, ino, fd.as_fd())
     }
 
@@ -311,7 +270,7 @@ impl CacheFs {
 
     /// readlink.
     pub(super) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         Ok(rfs::readlinkat(&fd, "", Vec::new()).map_err(errno)?.into_bytes())
     }
 
@@ -320,7 +279,7 @@ impl CacheFs {
         if let Some(own) = name.strip_prefix(OWN) {
             return self.own_xattr(ino, own);
         }
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
         match grown(|buffer| rfs::getxattr(&path[..], name, buffer)) {
             // A kernel that asks for ACLs takes any other errno for a refusal of the access.
@@ -333,7 +292,7 @@ impl CacheFs {
 
     /// listxattr.
     pub(super) fn listxattr_of(&self, ino: Ino) -> Result<Vec<u8>> {
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
         match grown(|buffer| rfs::listxattr(&path[..], buffer)) {
             Err(Errno::EOPNOTSUPP) => Ok(Vec::new()),
@@ -399,20 +358,20 @@ impl CacheFs {
         if known.kind != FileKind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        let fd = self.open_node(ino, who)?;
+        let fd = self.inodes.open_node(ino, who)?;
         let owner = self.pfs.stat_fd(fd.as_fd())?.uid;
         if who.uid != 0 && who.uid != owner {
             return Err(Errno::EPERM);
         }
-        self.policies.set(&self.flash, known.key, policy)?;
-        self.policies_changed();
-        self.tell_policies();
+        self.policies.set(known.key, policy)?;
+        self.policies.policies_changed();
+        self.ownership.tell_policies();
         Ok(())
     }
 
     /// The worst of what is below a directory. ENODATA where other servers have some of it: the commands ask them all.
     fn own_xattr_of_dir(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        if self.data_servers.is_some() || !matches!(name, b"state" | b"dirty_bytes" | b"error") {
+        if self.ownership.is_shared() || !matches!(name, b"state" | b"dirty_bytes" | b"error") {
             return Err(Errno::ENODATA);
         }
         let files = self.listed_below(&self.nodes.path(ino)?)?;
@@ -432,7 +391,7 @@ impl CacheFs {
     fn own_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let known = self.nodes.get(ino)?;
         if name == b"drain" {
-            return Ok(self.policy_of(ino).to_string().into_bytes());
+            return Ok(self.policies.policy_of(ino).to_string().into_bytes());
         }
         if known.kind == FileKind::Dir {
             return self.own_xattr_of_dir(ino, name);

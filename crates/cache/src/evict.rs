@@ -38,21 +38,12 @@ impl CacheFs {
         // The entries first: a kill in between leaves data that nobody believes.
         state.put(&self.flash, file, clean.start, &vec![Entry::default(); count])?;
         forebay_failpoint::step("a block is off the map");
-        self.punch(file, around)
-    }
-
-    /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
-    /// must meet no holes.
-    pub(super) fn is_in_kernel(&self, file: &CacheFile, state: &mut FileState) -> Result<bool> {
-        if state.locals == 0 && state.maybe_in_kernel {
-            state.maybe_in_kernel = self.flash.is_open_elsewhere(file.ino)?;
-        }
-        Ok(state.locals > 0 || state.maybe_in_kernel)
+        self.flash.punch(file.ino, around)
     }
 
     /// Evicts what is clean of a segment. Who uses its file is waited for so long.
     pub(super) fn evict_segment(&self, ino: Ino, segment: u64, patience: Duration) -> Result<Went> {
-        let Some(file) = self.loaded_or_load(ino)? else { return Ok(Went::Bytes(0)) };
+        let Some(file) = self.records.loaded_or_load(ino)? else { return Ok(Went::Bytes(0)) };
         let gate = match patience.is_zero() {
             true => file.gate.try_write(),
             false => file.gate.try_write_for(patience),
@@ -67,7 +58,7 @@ impl CacheFs {
         if r.whole || state.whole_on_flash || r.pinned || in_use {
             return Ok(Went::Stays);
         }
-        if self.is_in_kernel(&file, &mut state)? {
+        if state.is_in_kernel(&self.flash, &file)? {
             return Ok(Went::Stays);
         }
         let (mut bytes, mut kept) = (0, false);
@@ -94,8 +85,8 @@ impl CacheFs {
             from = block + 1;
         }
         self.counters.evicted(bytes);
-        self.note_evicted(&file, &state, bytes);
-        self.forget_empty(&file, state)?;
+        self.events.note_evicted(&file, &state, bytes);
+        self.records.forget_empty(&file, state)?;
         // What was in use may go another time.
         Ok(if bytes == 0 && kept { Went::Stays } else { Went::Bytes(bytes) })
     }

@@ -112,7 +112,7 @@ impl NameOps for CacheFs {
             return self.flash.sync();
         }
         // Who has it open by an overlay may not come to it by its path.
-        let (_, dir) = self.open_list(ino)?;
+        let (_, dir) = self.inodes.open_list(ino)?;
         match rustix::fs::fsync(&dir) {
             // A PFS without it has names on disk when the call returned, or never says.
             Ok(()) | Err(rustix::io::Errno::INVAL) => self.flash.sync(),
@@ -289,7 +289,7 @@ impl FileSystem for CacheFs {
     fn sync_all(&self) -> Result<()> {
         // What cannot be synced, as it is lost, keeps nothing else from being.
         let synced: Vec<Result<()>> =
-            self.drainer.files().iter().map(|file| self.sync_file(file)).collect();
+            self.drain_list.files().iter().map(|file| self.sync_file(file)).collect();
         self.flash.sync()?;
         synced.into_iter().collect()
     }
@@ -304,6 +304,6 @@ impl FileSystem for CacheFs {
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {
-        *self.notify.write() = Some(notify);
+        self.notifier.set(notify);
     }
 }

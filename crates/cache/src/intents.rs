@@ -122,7 +122,7 @@ impl CacheFs {
             follow(path, from, to).is_some() || exchange && follow(path, to, from).is_some()
         };
         let mut dirty = false;
-        for file in self.drainer.files() {
+        for file in self.drain_list.files() {
             let state = file.state.lock();
             if below(state.record.path.as_bytes()) {
                 dirty = true;
@@ -137,7 +137,7 @@ impl CacheFs {
     /// Paths on record follow a rename, so that a restarted server finds what it has to drain.
     pub(super) fn paths_moved(&self, many: bool, file: Option<&Arc<CacheFile>>) -> Result<()> {
         let files = match (many, file) {
-            (true, _) => self.drainer.files(),
+            (true, _) => self.drain_list.files(),
             (false, Some(file)) => vec![file.clone()],
             (false, None) => Vec::new(),
         };

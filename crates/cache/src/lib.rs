@@ -33,16 +33,21 @@ mod nameless;
 mod names;
 mod nodes;
 mod nodes_log;
+mod notifier;
 mod open;
 mod overlays;
 mod own_change;
+mod parts;
 mod paths;
 mod pfs;
+mod pfs_inodes;
 mod pfs_leftovers;
 mod probe;
 mod publishing;
 mod read;
+mod read_ahead;
 mod record;
+mod record_store;
 mod recover;
 mod room_ahead;
 mod served;
@@ -59,13 +64,13 @@ pub use status::why_not_invalidated;
 
 use clock::Clocks;
 use counters::Counters;
-use crossbeam_channel::Sender;
 use data_servers::DataServers;
-pub use data_servers::{NamesChanged, PeerRequest};
-use drain::policies::Policies;
-use drain::{Drainer, WORKERS};
+pub use data_servers::{NamesChanged, Ownership, PeerRequest};
+use drain::dirty::DirtyFiles;
+use drain::policies::{Policies, PolicyFacts};
+use drain::{DrainList, WORKERS};
 pub use events::CacheEvents;
-use events::Evictions;
+use events::Events;
 use file::CacheFile;
 use flash::Flash;
 use forebay_activity::Activity;
@@ -73,41 +78,35 @@ use forebay_interfaces::peers::Peers;
 use forebay_namespace::Namespace;
 use forebay_policy::Origin;
 use forebay_proto::activity::{ActivityKind, Stall};
-use forebay_proto::api::Notify;
 use forebay_proto::control::{ControlError, PathBytes, Verify};
-use forebay_proto::{Errno, Ino, Result, ShardId};
+use forebay_proto::{Errno, Result, ShardId};
 use forebay_store::flash::Store;
 use intents::Intent;
 use mapped::MappedFiles;
 use moves::Moves;
 use nodes::Nodes;
-use parking_lot::{Mutex, RwLock};
-use pfs::{Identity, Key, Pfs};
+use notifier::Notifier;
+use parking_lot::Mutex;
+use parts::Parts;
+use pfs::{Identity, Pfs};
+use pfs_inodes::PfsInodes;
 use pfs_leftovers::PfsLeftovers;
 use probe::Probe;
-use publishing::{Look, Publishing};
-use read::Wish;
-use record::Record;
+use publishing::Publishing;
+use read_ahead::{READ_AHEAD_THREADS, Wishes};
+use record_store::RecordStore;
 use room_ahead::RoomAhead;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use space::Space;
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Threads that fetch ahead of readers.
-const READ_AHEAD_THREADS: usize = 2;
-/// How often, and after which pauses, a file is looked for that is just being taken off flash.
-const FIND_TRIES: u32 = 200;
-const FIND_PAUSE: Duration = Duration::from_millis(1);
-/// Most wishes that wait for them; more are dropped, and fetched when they are read.
-const WISHES_MAX: usize = 64;
 /// How often it is looked at an end whether the threads are over.
 const CLOSE_LOOK: Duration = Duration::from_millis(5);
 /// File in the store's directory that says what the cache shows.
@@ -184,38 +183,31 @@ pub struct CacheFs {
     probe: Probe,
     /// A thread was left behind in a call on the PFS.
     hanging: AtomicBool,
-    nodes: Nodes,
-    options: CacheOptions,
+    nodes: Arc<Nodes>,
+    options: Arc<CacheOptions>,
     space: Space,
     room_ahead: RoomAhead,
     mapped: MappedFiles,
-    drainer: Drainer,
-    policies: Policies,
-    /// From which the moments of decisions count.
+    drain_list: Arc<DrainList>,
+    policies: Arc<Policies>,
     origin: Origin,
-    counters: Counters,
-    clocks: Clocks,
-    events: Option<CacheEvents>,
+    counters: Arc<Counters>,
+    clocks: Arc<Clocks>,
+    events: Arc<Events>,
     activity: Arc<Activity>,
-    evictions: Mutex<Evictions>,
     intents: Mutex<Vec<Intent>>,
-    moves: Moves,
+    moves: Arc<Moves>,
     leftovers: PfsLeftovers,
-    wishes: Sender<Option<Wish>>,
-    /// Cached files that are in memory, by their inode on flash.
-    loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
-    notify: RwLock<Option<Arc<dyn Notify>>>,
+    wishes: Arc<Wishes>,
+    notifier: Arc<Notifier>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Makes names of temporaries ours.
     token: u64,
     discarding: AtomicBool,
-    /// There has been a conflict since the start, or from before it: until then nobody looks for one by its path.
-    had_conflict: AtomicBool,
-    /// Held alone while a drain puts another inode under a name, shared while a name or a number
-    /// is compared with a key: so that nobody meets the new inode under the old number.
-    publishing: Publishing,
-    /// The other servers of a cache whose data is spread over several.
-    data_servers: Option<DataServers>,
+    publishing: Arc<Publishing>,
+    records: Arc<RecordStore>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    dirty: Arc<DirtyFiles>,
 }
 
 impl CacheFs {
@@ -244,8 +236,6 @@ impl CacheFs {
         };
         let flash = Arc::new(Flash::new(names));
         let (_, capacity) = flash.space().map_err(at("look at the space of"))?;
-        let policies =
-            Policies::load(&flash, options.policy).map_err(at("read the policies of"))?;
         // That of a mount is said anew at each mount.
         let changed_rate = match options.served {
             Some(_) => flash.drain_rate().map_err(at("read the limit of drains of"))?,
@@ -254,46 +244,84 @@ impl CacheFs {
         let root = pfs.stat(b"").map_err(|e| {
             ControlError::new("look at the PFS", Some(pfs.path()), &e.to_string()).errno(e.0)
         })?;
-        let (wishes, wished) = crossbeam_channel::bounded(WISHES_MAX);
+        let (wishes, wished) = Wishes::new();
+        let (wishes, pfs) = (Arc::new(wishes), Arc::new(pfs));
         let origin = Origin::new(std::time::Instant::now());
-        let fs = Arc::new(CacheFs {
-            nodes: Nodes::new(root.key),
-            space: Space::new(capacity, origin),
-            room_ahead: RoomAhead::new(&flash),
-            mapped: MappedFiles::default(),
-            drainer: Drainer::new(changed_rate.unwrap_or(options.rate_bytes_per_s), origin),
+        let nodes = Arc::new(Nodes::new(root.key));
+        let rate_bytes_per_s = changed_rate.unwrap_or(options.rate_bytes_per_s);
+        let drain_list = Arc::new(DrainList::new(rate_bytes_per_s, origin));
+        let data_servers = peers.filter(|peers| peers.count() > 1).map(DataServers::new);
+        let facts = PolicyFacts {
+            flash: flash.clone(),
+            pfs: pfs.clone(),
+            nodes: nodes.clone(),
+            drain_list: drain_list.clone(),
+            has_names: data_servers.as_ref().is_none_or(DataServers::has_names),
             origin,
-            counters: Counters::new(),
-            clocks: Clocks::default(),
-            evictions: Mutex::default(),
-            intents: Mutex::default(),
-            moves: Moves::default(),
-            leftovers: PfsLeftovers::default(),
-            loaded: Mutex::default(),
-            notify: RwLock::new(None),
-            threads: Mutex::default(),
-            activity: events.as_ref().map_or_else(Default::default, |told| told.activity.clone()),
-            events,
+        };
+        let policies = Policies::load(facts, options.policy).map_err(at("read the policies of"))?;
+        let activity: Arc<Activity> =
+            events.as_ref().map_or_else(Default::default, |told| told.activity.clone());
+        let parts = Parts {
             flash,
-            pfs: Arc::new(pfs),
+            pfs,
+            nodes,
+            options: Arc::new(options),
+            origin,
+            counters: Arc::new(Counters::new()),
+            clocks: Arc::default(),
+            events: Arc::new(Events::new(events, activity.clone(), wishes.clone())),
+            activity,
+            drain_list,
+            policies: Arc::new(policies),
+            wishes,
+            notifier: Arc::default(),
+            moves: Arc::default(),
+            publishing: Arc::default(),
+            token,
+        };
+        let ownership = Arc::new(Ownership::new(&parts, data_servers));
+        let inodes = Arc::new(PfsInodes::new(&parts, &ownership));
+        let records = Arc::new(RecordStore::new(&parts));
+        let dirty = Arc::new(DirtyFiles::new(&parts, &ownership));
+        let fs = Arc::new(CacheFs {
+            space: Space::new(capacity, origin),
+            room_ahead: RoomAhead::new(&parts.flash),
+            mapped: MappedFiles::default(),
+            intents: Mutex::default(),
+            leftovers: PfsLeftovers::default(),
             probe: Probe::default(),
             hanging: AtomicBool::new(false),
-            options,
-            policies,
-            wishes,
-            token,
+            threads: Mutex::default(),
             discarding: AtomicBool::new(false),
-            had_conflict: AtomicBool::new(false),
-            publishing: Publishing::default(),
-            data_servers: peers.filter(|peers| peers.count() > 1).map(DataServers::new),
+            records,
+            ownership,
+            inodes,
+            dirty,
+            flash: parts.flash,
+            pfs: parts.pfs,
+            nodes: parts.nodes,
+            options: parts.options,
+            drain_list: parts.drain_list,
+            policies: parts.policies,
+            origin: parts.origin,
+            counters: parts.counters,
+            clocks: parts.clocks,
+            events: parts.events,
+            activity: parts.activity,
+            moves: parts.moves,
+            wishes: parts.wishes,
+            notifier: parts.notifier,
+            token: parts.token,
+            publishing: parts.publishing,
         });
-        fs.share();
+        fs.ownership.share();
         if let Some(shard) = fs.options.served {
-            fs.drainer.hold(true);
+            fs.drain_list.hold(true);
             fs.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
             fs.settle_moves();
         }
-        fs.drainer.watch(fs.policies.watch());
+        fs.drain_list.watch(fs.policies.watch());
         fs.look_at_pfs_clock();
         fs.recover(power_cut).map_err(at("recover the cache in"))?;
         match fs.flash.take_ballast() {
@@ -306,23 +334,11 @@ impl CacheFs {
         fs.start("mapped", 1, |fs| fs.look_at_mapped_files()).map_err(at("start threads for"))?;
         fs.start("read-ahead", READ_AHEAD_THREADS, move |fs| fs.read_ahead(&wished))
             .map_err(at("start threads for"))?;
-        if fs.data_servers.is_some() {
-            fs.start("data servers", 1, |fs| fs.tell_others()).map_err(at("start threads for"))?;
+        if fs.ownership.is_shared() {
+            fs.start("data servers", 1, |fs| fs.ownership.tell_others())
+                .map_err(at("start threads for"))?;
         }
         Ok(fs)
-    }
-
-    /// Says to the list of nodes that files have their data servers at several servers.
-    fn share(self: &Arc<Self>) {
-        let Some(data_servers) = &self.data_servers else { return };
-        let fs = Arc::downgrade(self);
-        let is_lost = move |shard| {
-            let fs = fs.upgrade();
-            fs.is_some_and(|fs| {
-                fs.data_servers.as_ref().is_some_and(|data_servers| data_servers.is_lost(shard))
-            })
-        };
-        self.nodes.share(data_servers.count(), Arc::new(is_lost));
     }
 
     fn start(
@@ -342,9 +358,14 @@ impl CacheFs {
         Ok(())
     }
 
+    /// Which server has what, where data is spread over several.
+    pub fn ownership(&self) -> &Ownership {
+        &self.ownership
+    }
+
     /// Files that have something that the PFS does not.
     pub fn dirty_files(&self) -> u64 {
-        self.drainer.files().iter().filter(|file| file.is_dirty()).count() as u64
+        self.drain_list.files().iter().filter(|file| file.is_dirty()).count() as u64
     }
 
     /// The next end may lose what the PFS does not have.
@@ -383,12 +404,12 @@ impl CacheFs {
 
     /// Stops all work; false if a thread hangs in a call on the PFS and was left behind.
     pub fn close(&self, wait: Duration) -> bool {
-        self.drainer.stop();
+        self.drain_list.stop();
         self.mapped.stop();
         self.space.look_now();
-        self.look_at_others();
-        self.read_ahead_ends();
-        self.tell_evicted(true);
+        self.ownership.look_at_others();
+        self.wishes.read_ahead_ends();
+        self.events.tell_evicted(true);
         let mut threads = std::mem::take(&mut *self.threads.lock());
         let until = std::time::Instant::now() + wait;
         while !threads.is_empty() && std::time::Instant::now() < until {
@@ -424,160 +445,6 @@ impl CacheFs {
         }
     }
 
-    /// The cached file of a PFS file, if there is one.
-    fn find(&self, key: Key) -> Result<Option<Arc<CacheFile>>> {
-        let mut tries = 0;
-        loop {
-            let Some((ino, record)) = self.flash.find(key)? else { return Ok(None) };
-            forebay_failpoint::step("a file is found on flash");
-            match self.load(ino, Ino(0), &record) {
-                // Another thread is just taking it off flash: a moment later there is none.
-                Err(Errno::ESTALE) if tries < FIND_TRIES => {
-                    tries += 1;
-                    std::thread::sleep(FIND_PAUSE);
-                }
-                found => return found.map(Some),
-            }
-        }
-    }
-
-    /// In memory, whoever asks first. The reference to `ino` is taken over. ESTALE if it is taken off flash, or was since
-    /// this record was read.
-    fn load(&self, ino: Ino, number: Ino, read: &Record) -> Result<Arc<CacheFile>> {
-        let mut loaded = self.loaded.lock();
-        if let Some(file) = loaded.get(&ino).and_then(Weak::upgrade) {
-            self.flash.release(ino);
-            return match file.state.lock().gone {
-                // It is just being taken off flash: who asks again finds nothing, or makes it anew.
-                true => Err(Errno::ESTALE),
-                false => Ok(file.clone()),
-            };
-        }
-        let record = self.still_on_flash(ino, read.key)?;
-        if record.state == record::State::Conflict {
-            self.had_conflict.store(true, Ordering::Release);
-        }
-        let file = Arc::new(CacheFile::new(&self.flash, ino, number, record)?);
-        if loaded.len() == loaded.capacity() {
-            loaded.retain(|_, weak| weak.strong_count() > 0);
-        }
-        loaded.insert(ino, Arc::downgrade(&file));
-        Ok(file)
-    }
-
-    /// The record of what is in nobody's memory, as it is now; its reference ends with an error. With `loaded` locked nobody
-    /// changes it: who takes a file off flash, or gives it another key, has it in memory. Who had may have done so, and have
-    /// let go of it, since it was found: data that is written into an inode without a name would drain never, and go
-    /// with the server.
-    fn still_on_flash(&self, ino: Ino, key: Key) -> Result<Record> {
-        let now = self.flash.find(key).inspect_err(|_| self.flash.release(ino))?;
-        let Some((found, record)) = now else {
-            self.flash.release(ino);
-            return Err(Errno::ESTALE);
-        };
-        self.flash.release(found);
-        if found != ino {
-            self.flash.release(ino);
-            return Err(Errno::ESTALE);
-        }
-        Ok(record)
-    }
-
-    /// By its inode on flash; `None` if there is none any more.
-    fn loaded_or_load(&self, ino: Ino) -> Result<Option<Arc<CacheFile>>> {
-        let there = self.loaded.lock().get(&ino).and_then(Weak::upgrade);
-        if there.is_some() {
-            return Ok(there);
-        }
-        match self.flash.by_ino(ino)? {
-            Some(record) => match self.load(ino, Ino(0), &record) {
-                Err(Errno::ESTALE) => Ok(None),
-                loaded => loaded.map(Some),
-            },
-            None => Ok(None),
-        }
-    }
-
-    /// The dirty data of a PFS file that no node has yet, as after a restart.
-    fn dirty_by_key(&self, ino: Ino, key: Key) -> Result<Option<Arc<CacheFile>>> {
-        let Some(file) = self.find(key)? else { return Ok(None) };
-        if !file.is_dirty() {
-            return Ok(None);
-        }
-        let listed = {
-            let state = file.state.lock();
-            state.listed
-        };
-        if file.number() != ino {
-            // Found by its name only now.
-            let old = file.number();
-            if listed {
-                self.nodes.pin(ino);
-                drop(self.nodes.unpin(old));
-            }
-            file.set_number(ino);
-        }
-        self.nodes.attach(ino, file).map(Some)
-    }
-
-    /// Policies of directories are others now: the drain goes by them.
-    fn policies_changed(&self) {
-        self.drainer.watch(self.policies.watch());
-        self.drainer.look_again();
-    }
-
-    /// The policy of the directory that a node is in, or of a directory itself.
-    fn policy_of(&self, ino: Ino) -> Policy {
-        if !self.has_names() {
-            let path = self.nodes.path(ino).unwrap_or_default();
-            return self.policy_at_path(&path);
-        }
-        let mut at = Some(ino);
-        let dirs = std::iter::from_fn(|| {
-            let here = at?;
-            at = match here {
-                Ino::ROOT => None,
-                _ => self.nodes.names(here).last().map(|(parent, _)| *parent),
-            };
-            self.nodes.get(here).ok().map(|known| known.key)
-        });
-        self.policies.of(dirs)
-    }
-
-    /// A node for a path below the PFS directory, referenced once (but for the root).
-    fn walk(&self, path: &[u8], who: &forebay_credentials::acting::Who) -> Result<Ino> {
-        let mut at = Ino::ROOT;
-        let mut so_far = Vec::new();
-        for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty()) {
-            if !so_far.is_empty() {
-                so_far.push(b'/');
-            }
-            so_far.extend_from_slice(name);
-            let _settled = self.publishing.look();
-            let stat = {
-                let _act = who.act()?;
-                self.pfs.stat(&so_far)?
-            };
-            let next = self.nodes.seen(at, name, stat.key, stat.kind(), who, 1);
-            if at != Ino::ROOT {
-                drop(self.nodes.forget(at, 1));
-            }
-            at = next;
-        }
-        Ok(at)
-    }
-
-    /// Keeps names and keys together ([`CacheFs::publishing`]); who has to wait for a drain's exchange says so.
-    fn settled(&self, ino: Ino) -> Look<'_> {
-        if let Some(settled) = self.publishing.try_look() {
-            return settled;
-        }
-        let begun = self.activity.begin();
-        let settled = self.publishing.look();
-        self.activity.end(begun, ActivityKind::Stall, ino, (0, 0), Stall::Drain as i64);
-        settled
-    }
-
     /// The lock of a file's attributes, by the same rule: a drain has it while it publishes.
     fn meta_of<'a>(&self, file: &'a CacheFile) -> parking_lot::MutexGuard<'a, ()> {
         if let Some(meta) = file.meta.try_lock() {
@@ -587,12 +454,6 @@ impl CacheFs {
         let meta = file.meta.lock();
         self.activity.end(begun, ActivityKind::Stall, file.number(), (0, 0), Stall::Drain as i64);
         meta
-    }
-
-    fn tell_inode(&self, ino: Ino) {
-        if let Some(notify) = &*self.notify.read() {
-            notify.inode_changed(ino);
-        }
     }
 
     /// The PFS directory, for messages.

@@ -7,7 +7,7 @@ use forebay_credentials::acting::Who;
 use forebay_proto::api::DirEntry;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Cookie, Errno, Ino, Result};
-use rustix::fs::{self as rfs, OFlags, SeekFrom};
+use rustix::fs::{self as rfs, SeekFrom};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -24,7 +24,7 @@ impl CacheFs {
         plus: bool,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let (who, dir) = self.open_list(ino)?;
+        let (who, dir) = self.inodes.open_list(ino)?;
         rfs::seek(&dir, SeekFrom::Start(after.0)).map_err(errno)?;
         let mut buffer = vec![MaybeUninit::uninit(); BATCH_BYTES];
         let mut entries = rfs::RawDir::new(&dir, &mut buffer);
@@ -53,19 +53,6 @@ impl CacheFs {
             }
         }
         Ok(())
-    }
-
-    /// A directory without a requester, open for reading: as the server, or else as who looked it up last.
-    pub(super) fn open_list(&self, ino: Ino) -> Result<(Who, OwnedFd)> {
-        let who = Who::server();
-        match self.open_dir(&who, ino, OFlags::RDONLY) {
-            Err(Errno::EACCES | Errno::EPERM) => {
-                let who = self.nodes.get(ino)?.who;
-                let dir = self.open_dir(&who, ino, OFlags::RDONLY)?;
-                Ok((who, dir))
-            }
-            other => other.map(|dir| (who, dir)),
-        }
     }
 
     fn give_dots(
@@ -101,12 +88,12 @@ impl CacheFs {
             return Ok(sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: None }));
         }
         let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
-        if self.is_elsewhere(ino, stat.kind()) {
+        if self.ownership.is_elsewhere(ino, stat.kind()) {
             self.nodes.give(ino);
             return Ok(sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: None }));
         }
         let file = match self.nodes.get(ino)?.file {
-            None if stat.kind() == FileKind::File => self.dirty_by_key(ino, stat.key)?,
+            None if stat.kind() == FileKind::File => self.records.dirty_by_key(ino, stat.key)?,
             file => file,
         };
         let given = self.attr_of(ino, &stat, file.as_ref()).map(|attr| {

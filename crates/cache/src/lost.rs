@@ -102,7 +102,7 @@ impl CacheFs {
             state.record.path.clone()
         };
         tracing::error!(%path, ino = %file.ino, "{LOST}");
-        self.tell_lost(path.as_bytes());
+        self.events.tell_lost(path.as_bytes());
         let mut state = file.state.lock();
         let at_s = Timestamp::now().sec;
         let mut record = state.record.clone();
@@ -142,7 +142,7 @@ impl CacheFs {
     /// A lost file is about to be written anew: closes by kernels that returned are heard of first. EIO while one has it.
     pub(super) fn wait_to_begin_anew(&self, file: &Arc<CacheFile>) -> Result<()> {
         match self.data_is_lost(file)? {
-            true => self.wait_closed(file, true).map_err(|_| Errno::EIO),
+            true => file.wait_closed(true).map_err(|_| Errno::EIO),
             false => Ok(()),
         }
     }

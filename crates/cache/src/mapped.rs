@@ -138,7 +138,7 @@ impl CacheFs {
                 self.release_file(&file, true);
                 if asked {
                     // The drain that was asked for came while the file counted as open, and left it so.
-                    self.drainer.ask(std::slice::from_ref(&file));
+                    self.drain_list.ask(std::slice::from_ref(&file));
                 }
             }
         }

@@ -12,7 +12,7 @@
 use super::CacheFs;
 use super::attach::Opening;
 use super::file::CacheFile;
-use super::names::{At, give_group_of};
+use super::names::{At, give_group_of, masked};
 use super::pfs::{PfsStat, errno, proc_path};
 use super::record::Record;
 use forebay_credentials::acting::Who;
@@ -44,9 +44,9 @@ impl CacheFs {
     ) -> Result<(Entry, Opened)> {
         let who = Who::of(caller);
         let (made, stat) = {
-            let dir = self.open_dir(&who, parent, OFlags::PATH)?;
+            let dir = self.inodes.open_dir(&who, parent, OFlags::PATH)?;
             let _act = who.act()?;
-            let mode = Mode::from_raw_mode(self.masked(dir.as_fd(), args));
+            let mode = Mode::from_raw_mode(masked(dir.as_fd(), args));
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             let made = rfs::openat(&dir, ".", flags, mode).map_err(not_supported)?;
             give_group_of(&who, dir.as_fd(), made.as_fd());
@@ -72,7 +72,7 @@ impl CacheFs {
         who: Who,
         want_local: bool,
     ) -> Result<(Arc<CacheFile>, Opened)> {
-        let record = Record { nameless: true, ..self.new_record(stat, b"", &who) };
+        let record = Record { nameless: true, ..self.records.new_record(stat, b"", &who) };
         let file = self.make(ino, record, 0).map_err(|e| match e {
             // Something is on record of an inode that the PFS had under this number.
             Errno::EEXIST => Errno::EAGAIN,
@@ -123,7 +123,7 @@ impl CacheFs {
                 return Ok(None);
             }
         }
-        let path = PathBytes::new(&self.path_below(to)?);
+        let path = PathBytes::new(&self.inodes.path_below(to)?);
         file.state.lock().save_synced(&self.flash, &file, |record| record.path = path)?;
         forebay_failpoint::step("a file without a name is about to get one");
         let before = self.pfs.stat_fd(held.as_fd())?;
@@ -139,7 +139,7 @@ impl CacheFs {
             let mut state = file.state.lock();
             state.save(&self.flash, &file, |record| record.nameless = false)?;
             if state.record.is_dirty() {
-                self.list_dirty(&file, &mut state);
+                self.dirty.list_dirty(&file, &mut state);
             }
         }
         forebay_failpoint::step("a file without a name has one on record");

@@ -7,7 +7,6 @@ use super::CacheFs;
 use super::data_servers::LinkChange;
 use super::file::CacheFile;
 use super::own_change::lock_metas;
-use super::paths::joined;
 use super::pfs::{HELD_PREFIX, PfsStat, errno};
 use super::record::Draining;
 use forebay_credentials::acting::Who;
@@ -27,7 +26,7 @@ const RMDIR_TRIES: u32 = 25;
 const RMDIR_PAUSE_FIRST: Duration = Duration::from_millis(1);
 const RMDIR_PAUSE: Duration = Duration::from_millis(50);
 
-fn check_name(name: &[u8]) -> Result<()> {
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
     match name {
         _ if name.len() > forebay_proto::api::NAME_MAX => Err(Errno::ENAMETOOLONG),
         b"" => Err(Errno::ENOENT),
@@ -38,46 +37,6 @@ fn check_name(name: &[u8]) -> Result<()> {
 }
 
 impl CacheFs {
-    /// The directory of a node, open for searching, if it still is that one.
-    pub(super) fn open_dir(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
-        self.moves.follow(|| self.open_dir_now(who, ino, flags))
-    }
-
-    fn open_dir_now(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
-        let known = self.nodes.get(ino)?;
-        if let Some(held) = &known.held {
-            // Removed: it is empty, and nothing can be made in it.
-            let _act = who.act()?;
-            let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let path = super::pfs::proc_path(held.as_fd(), b"");
-            return rfs::open(&path[..], flags, Mode::empty()).map_err(errno);
-        }
-        let path = self.nodes.path(ino)?;
-        let _act = who.act()?;
-        let dir = self.pfs.open_at(&path, flags | OFlags::DIRECTORY).map_err(|e| match e {
-            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
-            e => e,
-        })?;
-        match ino == Ino::ROOT || self.pfs.stat_fd(dir.as_fd())?.key == known.key {
-            true => Ok(dir),
-            false => Err(Errno::ESTALE),
-        }
-    }
-
-    /// The directory that a name is to be made or removed in.
-    pub(super) fn open_parent(&self, who: &Who, parent: Ino, name: &[u8]) -> Result<OwnedFd> {
-        check_name(name)?;
-        self.open_dir(who, parent, OFlags::PATH)
-    }
-
-    /// The mode of a new inode: the umask counts where the directory has no default ACL.
-    pub(super) fn masked(&self, dir: BorrowedFd<'_>, args: CreateArgs) -> u32 {
-        let path = super::pfs::proc_path(dir, b"");
-        let has_default = rfs::getxattr(&path[..], acl_name(), &mut [0u8; 0][..]).is_ok();
-        let umask = if has_default { 0 } else { args.umask };
-        args.mode & 0o7777 & !umask
-    }
-
     /// lookup.
     pub(super) fn lookup_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         let who = Who::of(caller);
@@ -87,8 +46,8 @@ impl CacheFs {
         if name.starts_with(DRAIN_PREFIX) {
             return Err(Errno::ENOENT);
         }
-        let dir = self.open_parent(&who, parent, name)?;
-        let _settled = self.settled(parent);
+        let dir = self.inodes.open_parent(&who, parent, name)?;
+        let _settled = self.inodes.settled(parent);
         let stat = {
             let _act = who.act()?;
             self.pfs.stat_at(dir.as_fd(), name)?
@@ -110,13 +69,13 @@ impl CacheFs {
     /// A name that leads to this: referenced once more.
     fn entry(&self, parent: Ino, name: &[u8], stat: &PfsStat, who: &Who) -> Result<Entry> {
         let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
-        if self.is_elsewhere(ino, stat.kind()) {
+        if self.ownership.is_elsewhere(ino, stat.kind()) {
             // Its data server has the attributes.
             return Ok(Entry { attr: stat.attr(ino) });
         }
         let file = self.nodes.get(ino)?.file;
         let file = match (file, stat.kind()) {
-            (None, FileKind::File) => self.dirty_by_key(ino, stat.key)?,
+            (None, FileKind::File) => self.records.dirty_by_key(ino, stat.key)?,
             (file, _) => file,
         };
         if let Some(file) = &file {
@@ -134,7 +93,7 @@ impl CacheFs {
         make: impl FnOnce(BorrowedFd<'_>) -> rustix::io::Result<()>,
     ) -> Result<Entry> {
         let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
+        let dir = self.inodes.open_parent(&who, parent, name)?;
         let stat = {
             let _act = who.act()?;
             make(dir.as_fd()).map_err(errno)?;
@@ -153,7 +112,7 @@ impl CacheFs {
         args: CreateArgs,
     ) -> Result<Entry> {
         self.make_name(caller, parent, name, |dir| {
-            rfs::mkdirat(dir, name, Mode::from_raw_mode(self.masked(dir, args)))
+            rfs::mkdirat(dir, name, Mode::from_raw_mode(masked(dir, args)))
         })
     }
 
@@ -171,7 +130,7 @@ impl CacheFs {
         let (major, minor) = ((rdev & 0xfff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xfff00));
         self.make_name(caller, parent, name, |dir| {
             let kind = rfs::FileType::from_raw_mode(kind.mode_bits());
-            let mode = Mode::from_raw_mode(self.masked(dir, args));
+            let mode = Mode::from_raw_mode(masked(dir, args));
             rfs::mknodat(dir, name, kind, mode, rfs::makedev(major, minor))
         })
     }
@@ -189,10 +148,10 @@ impl CacheFs {
         if known.kind == FileKind::Dir {
             return Err(Errno::EPERM);
         }
-        let dir = self.open_parent(&who, parent, name)?;
+        let dir = self.inodes.open_parent(&who, parent, name)?;
         let (before, stat) = self.moves.follow(|| {
             let known = self.nodes.get(ino)?;
-            self.while_one_inode(ino, known.kind, || {
+            self.ownership.while_one_inode(ino, known.kind, || {
                 self.own_change(known.file.as_ref(), ino, &who, || {
                     match self.link_nameless(&who, ino, dir.as_fd(), (parent, name))? {
                         Some(linked) => Ok(linked),
@@ -202,9 +161,15 @@ impl CacheFs {
             })
         })?;
         let entry = self.entry(parent, name, &stat, &who)?;
-        if self.is_elsewhere(ino, known.kind) {
+        if self.ownership.is_elsewhere(ino, known.kind) {
             let client = caller.request.client;
-            self.tell_left(self.touched(client, ino, &before, Some(&stat), None));
+            self.ownership.tell_left(self.ownership.touched(
+                client,
+                ino,
+                &before,
+                Some(&stat),
+                None,
+            ));
         }
         Ok(entry)
     }
@@ -220,7 +185,7 @@ impl CacheFs {
         let names = self.nodes.names(ino);
         let mut last = if names.is_empty() { Errno::ENOENT } else { Errno::ESTALE };
         for (old_parent, old_name) in names.iter().rev() {
-            let old_dir = match self.open_dir_now(who, *old_parent, OFlags::PATH) {
+            let old_dir = match self.inodes.open_dir_now(who, *old_parent, OFlags::PATH) {
                 Err(e) => {
                     last = e;
                     continue;
@@ -244,7 +209,7 @@ impl CacheFs {
     /// unlink.
     pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
+        let dir = self.inodes.open_parent(&who, parent, name)?;
         let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
         let remove = || {
             let _act = who.act()?;
@@ -253,13 +218,13 @@ impl CacheFs {
         let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
         forebay_failpoint::step("a name is about to be removed");
         let left = {
-            let _changing = self.changing_names();
+            let _changing = self.ownership.changing_names();
             self.with_intent(intent, || {
                 let _meta = leaving.file.as_ref().map(|file| file.meta.lock());
                 self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
             })?
         };
-        left.into_iter().for_each(|left| self.tell_left(left));
+        left.into_iter().for_each(|left| self.ownership.tell_left(left));
         Ok(())
     }
 
@@ -276,7 +241,7 @@ impl CacheFs {
     ) -> Result<Leaving<'_>> {
         let leaving = self.leaving_here(who, dir, at, goes)?;
         if let (true, Some(node)) = (leaving.is_elsewhere(), &leaving.node) {
-            self.tell_leaving(node.ino);
+            self.ownership.tell_leaving(node.ino);
         }
         Ok(Leaving { client: caller.request.client, ..leaving })
     }
@@ -295,7 +260,7 @@ impl CacheFs {
         // It may be known by other names only, which lead nowhere any more.
         let ino = known.then(|| self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1));
         let node = ino.map(|ino| Reference { fs: self, ino });
-        let elsewhere = ino.is_some_and(|ino| self.is_elsewhere(ino, stat.kind()));
+        let elsewhere = ino.is_some_and(|ino| self.ownership.is_elsewhere(ino, stat.kind()));
         let inode = match elsewhere {
             true => {
                 let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -308,7 +273,7 @@ impl CacheFs {
             _ if elsewhere => None,
             FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
                 Some(file) if !file.is_forgotten() => Some(file),
-                _ => self.find(stat.key)?,
+                _ => self.records.find(stat.key)?,
             },
             _ => None,
         };
@@ -353,8 +318,8 @@ impl CacheFs {
             }
             (Some(file), Some(ino)) => {
                 // Its other names may be known to nobody here: what is dirty goes by the inode.
-                let inode = self.open_node(ino, who).ok();
-                let path = self.path_below((parent, name))?;
+                let inode = self.inodes.open_node(ino, who).ok();
+                let path = self.inodes.path_below((parent, name))?;
                 self.own_change_locked(file, ino, who, || {
                     self.keep_reachable(file, ino, dir, &path, who)?;
                     remove()
@@ -391,11 +356,11 @@ impl CacheFs {
         let file = leaving.file.as_ref();
         let Some(held) = &leaving.held else {
             let is_open = self.pfs.renames_what_is_held() && file.is_some_and(|f| f.is_in_use());
-            return Ok(is_open.then(|| self.open_node(ino, who).ok()).flatten());
+            return Ok(is_open.then(|| self.inodes.open_node(ino, who).ok()).flatten());
         };
         // A drain has put another inode there since it was looked at.
         match file.is_some_and(|f| f.state.lock().record.key != leaving.stat.key) {
-            true => self.open_node(ino, who).map(Some),
+            true => self.inodes.open_node(ino, who).map(Some),
             false => Ok(Some(held.try_clone()?)),
         }
     }
@@ -420,7 +385,7 @@ impl CacheFs {
             state.gone = true;
             (state.record.key, is_beside)
         };
-        self.unlist(file);
+        self.dirty.unlist(file);
         self.space.dropped(file.ino);
         match is_beside {
             true => self.end_lost(file),
@@ -431,7 +396,7 @@ impl CacheFs {
     /// rmdir.
     pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
+        let dir = self.inodes.open_parent(&who, parent, name)?;
         let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
         let remove = || {
             let mut tries = 0;
@@ -446,8 +411,8 @@ impl CacheFs {
                     {
                         // A drain is just giving up a file that was removed, or has to come first; or a close of one
                         // is under way.
-                        let path = self.path_below((parent, name))?;
-                        self.drainer.ask(&self.listed_below(&path)?);
+                        let path = self.inodes.path_below((parent, name))?;
+                        self.drain_list.ask(&self.listed_below(&path)?);
                         std::thread::sleep(RMDIR_PAUSE.min(RMDIR_PAUSE_FIRST * (1 << tries)));
                         tries += 1;
                     }
@@ -481,8 +446,8 @@ impl CacheFs {
     ) -> Result<()> {
         rename_flags::check(flags)?;
         let who = Who::of(caller);
-        let from_dir = self.open_parent(&who, from.0, from.1)?;
-        let to_dir = self.open_parent(&who, to.0, to.1)?;
+        let from_dir = self.inodes.open_parent(&who, from.0, from.1)?;
+        let to_dir = self.inodes.open_parent(&who, to.0, to.1)?;
         let moved = self.leaving(&who, from_dir.as_fd(), from, false, caller)?;
         let exchange = flags & rename_flags::EXCHANGE != 0;
         let replaced = match self.leaving(&who, to_dir.as_fd(), to, !exchange, caller) {
@@ -504,24 +469,19 @@ impl CacheFs {
             // Two names of one file: POSIX does nothing.
             return rename();
         }
-        let (old_path, new_path) = (self.path_below(from)?, self.path_below(to)?);
+        let (old_path, new_path) = (self.inodes.path_below(from)?, self.inodes.path_below(to)?);
         let gone = replaced.as_ref().filter(|r| !exchange && r.last);
         let gone = gone.and_then(|r| r.file.as_ref());
         let intent = self.intent_to_move(&old_path, &new_path, gone, exchange);
-        let changing = self.changing_names();
+        let changing = self.ownership.changing_names();
         let heard = self.with_intent(intent, || {
             let files = [Some(&moved), replaced.as_ref()].map(|l| l.and_then(|l| l.file.clone()));
             let _metas = lock_metas(&files);
             self.do_rename((from, to, to_dir.as_fd()), exchange, moved, replaced, &who, rename)
         })?;
         drop(changing);
-        heard.into_iter().for_each(|left| self.tell_left(left));
+        heard.into_iter().for_each(|left| self.ownership.tell_left(left));
         Ok(())
-    }
-
-    /// The path of a name in a directory.
-    pub(super) fn path_below(&self, (dir, name): (Ino, &[u8])) -> Result<Vec<u8>> {
-        Ok(joined(&self.nodes.path(dir)?, name))
     }
 
     /// A rename that is decided: on the PFS, in the table of nodes and on record.
@@ -576,6 +536,14 @@ impl CacheFs {
     }
 }
 
+/// The mode of a new inode: the umask counts where the directory has no default ACL.
+pub(super) fn masked(dir: BorrowedFd<'_>, args: CreateArgs) -> u32 {
+    let path = super::pfs::proc_path(dir, b"");
+    let has_default = rfs::getxattr(&path[..], acl_name(), &mut [0u8; 0][..]).is_ok();
+    let umask = if has_default { 0 } else { args.umask };
+    args.mode & 0o7777 & !umask
+}
+
 /// A name in a directory.
 pub(super) type At<'a> = (Ino, &'a [u8]);
 
@@ -596,7 +564,7 @@ pub(super) struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub(crate) fn is_elsewhere(&self) -> bool {
         self.elsewhere
     }
 }

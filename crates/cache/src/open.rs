@@ -9,7 +9,9 @@
 use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::map::BLOCK_BYTES;
-use super::pfs::{PfsStat, proc_path};
+use super::names::masked;
+use super::pfs::PfsStat;
+use super::pfs_inodes::writes;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, Opened};
@@ -20,21 +22,9 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A file that misses no more than this is fetched at its open, so that it can go by passthrough.
 const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
-
-/// How often the PFS file is opened again for fills when a drain has replaced it in between.
-const SOURCE_TRIES: u32 = 3;
-
-/// How often, and after which pauses, it is looked whether a close is heard of.
-const CLOSE_TRIES: u32 = 100;
-const CLOSE_PAUSE: Duration = Duration::from_millis(5);
-
-fn writes(flags: u32) -> bool {
-    flags as i32 & libc::O_ACCMODE != libc::O_RDONLY || flags as i32 & libc::O_TRUNC != 0
-}
 
 impl CacheFs {
     /// Opens a regular file.
@@ -47,8 +37,8 @@ impl CacheFs {
         want_local: bool,
     ) -> Result<Opened> {
         let who = Who::of(caller);
-        let _writing = if writes(flags) { Some(self.may_write(ino)?) } else { None };
-        let (source, stat) = self.open_source(ino, &who, flags)?;
+        let _writing = if writes(flags) { Some(self.ownership.may_write(ino)?) } else { None };
+        let (source, stat) = self.inodes.open_source(ino, &who, flags)?;
         let opening = self.attach_to_open(ino, &stat, &who)?;
         let file = opening.file();
         if flags as i32 & libc::O_TRUNC != 0 {
@@ -57,7 +47,7 @@ impl CacheFs {
         let _meta = self.meta_of(file);
         // A drain may have ended since, or its last name gone: what it left counts.
         let stat = self.pfs.stat_fd(source.as_fd())?;
-        self.must_be(ino, &stat)?;
+        self.inodes.must_be(ino, &stat)?;
         let is_lost = self.is_lost_or_valid(ino, file, &stat)?;
         if writes(flags) {
             match caller.uid == 0 && flags as i32 & libc::O_TRUNC == 0 {
@@ -167,58 +157,6 @@ impl CacheFs {
         Ok(Some(Arc::new(self.flash.open(file.ino)?)))
     }
 
-    /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and
-    /// says what it is.
-    fn open_source(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
-        let open = || self.moves.follow(|| self.open_source_now(ino, who, flags));
-        match open() {
-            Err(Errno::ESTALE) if self.is_worth_another_look(ino) => open(),
-            other => other,
-        }
-    }
-
-    fn open_source_now(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
-        let _settled = self.settled(ino);
-        let known = self.nodes.get(ino)?;
-        let access = match flags as i32 & libc::O_ACCMODE {
-            libc::O_WRONLY => OFlags::WRONLY,
-            libc::O_RDWR => OFlags::RDWR,
-            _ if writes(flags) => OFlags::RDWR,
-            _ => OFlags::RDONLY,
-        };
-        let _act = who.act()?;
-        if let Some(held) = &known.held {
-            let path = proc_path(held.as_fd(), b"");
-            let flags = access | OFlags::CLOEXEC;
-            let open = || rustix::fs::open(&path[..], flags, Mode::empty());
-            let fd = match open().map_err(super::pfs::errno) {
-                Err(Errno::EACCES) if access == OFlags::RDONLY => {
-                    drop(_act);
-                    open().map_err(super::pfs::errno)?
-                }
-                opened => opened?,
-            };
-            let stat = self.pfs.stat_fd(fd.as_fd())?;
-            return Ok((File::from(fd), stat));
-        }
-        let mut last = Errno::ENOENT;
-        for path in self.nodes.paths(ino) {
-            match self.pfs.open_file(&path, known.key, access) {
-                // Who may execute a file need not be allowed to read it; the kernel has judged.
-                Err(Errno::EACCES) if access == OFlags::RDONLY => {
-                    drop(_act);
-                    return self.pfs.open_file(&path, known.key, access);
-                }
-                Err(e @ (Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ELOOP)) => {
-                    last = e;
-                }
-                other => return other,
-            }
-        }
-        // Another file has its name, or nothing: the kernel looks again.
-        Err(if last == Errno::ENOENT { Errno::ESTALE } else { last })
-    }
-
     /// True if the file has lost its last name, by us: who knows its number goes on with it, as with any removed
     /// file, and nothing of it drains. Else it is compared with what the PFS has. With `meta` locked.
     pub(super) fn is_lost_or_valid(
@@ -249,44 +187,6 @@ impl CacheFs {
         Ok(true)
     }
 
-    /// ESTALE if a drain has put another inode in the place of this one. With `meta` locked.
-    pub(super) fn must_be(&self, ino: Ino, stat: &PfsStat) -> Result<()> {
-        match self.nodes.get(ino)?.key == stat.key {
-            true => Ok(()),
-            false => Err(Errno::ESTALE),
-        }
-    }
-
-    /// The PFS file behind a cached one, for fills.
-    pub(super) fn source_of(&self, file: &Arc<CacheFile>) -> Result<Arc<File>> {
-        if let Some(source) = file.source() {
-            return Ok(source);
-        }
-        let writer = file.state.lock().record.writer.clone();
-        for _ in 0..SOURCE_TRIES {
-            let opened = match self.open_source(file.number(), &Who::server(), 0) {
-                Err(Errno::EACCES | Errno::EPERM) => self.open_source(file.number(), &writer, 0),
-                other => other,
-            };
-            let (source, stat) = match opened {
-                Err(Errno::ESTALE) => continue,
-                other => other?,
-            };
-            let state = file.state.lock();
-            if state.record.key != stat.key {
-                // A drain has put another inode in its place: this one has what was before.
-                continue;
-            }
-            let source = Arc::new(source);
-            // Kept only while somebody has it open; else, and where descriptors are few, with the caller.
-            if state.opens > 0 && descriptors::may_stay(&source) {
-                file.set_source(Some(source.clone()));
-            }
-            return Ok(source);
-        }
-        Err(Errno::ESTALE)
-    }
-
     /// Makes a file on the PFS, and opens it here.
     pub(super) fn create_data(
         &self,
@@ -298,9 +198,9 @@ impl CacheFs {
     ) -> Result<(Entry, Opened)> {
         let who = Who::of(caller);
         let (fd, stat) = {
-            let dir = self.open_parent(&who, parent, name)?;
+            let dir = self.inodes.open_parent(&who, parent, name)?;
             let _act = who.act()?;
-            let mode = self.masked(dir.as_fd(), args);
+            let mode = masked(dir.as_fd(), args);
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let flags = flags | OFlags::NOFOLLOW;
             let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(mode));
@@ -311,7 +211,7 @@ impl CacheFs {
         };
         self.clocks.stamped(stat.ctime);
         let ino = self.nodes.seen(parent, name, stat.key, FileKind::File, &who, 1);
-        if self.is_elsewhere(ino, FileKind::File) {
+        if self.ownership.is_elsewhere(ino, FileKind::File) {
             // It is opened there, by who takes it.
             return Ok((Entry { attr: stat.attr(ino) }, Opened { local: None }));
         }
@@ -379,30 +279,15 @@ impl CacheFs {
     /// Opens a file that the requester has just made by its name at another server.
     pub fn open_made(&self, caller: &Caller, ino: Ino, want_local: bool) -> Result<Opened> {
         let who = Who::of(caller);
-        let _writing = self.may_write(ino)?;
-        let node = self.open_node_any(ino)?;
+        let _writing = self.ownership.may_write(ino)?;
+        let node = self.inodes.open_node_any(ino)?;
         let opening = self.attach_to_open(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
         let file = opening.file();
         let _meta = file.meta.lock();
         let stat = self.pfs.stat_fd(node.as_fd())?;
-        self.must_be(ino, &stat)?;
+        self.inodes.must_be(ino, &stat)?;
         self.revalidate(file, &stat)?;
         self.open_attached(file, ino, who, want_local)
-    }
-
-    /// Waits until nobody has a file open, or (`kernels`) no kernel has it itself. EBUSY if it stays open. Of a
-    /// close a server is told a moment after it has returned: who closed a file, and asks for something about
-    /// it, need not know that.
-    pub(super) fn wait_closed(&self, file: &CacheFile, kernels: bool) -> Result<()> {
-        for _ in 0..CLOSE_TRIES {
-            let state = file.state.lock();
-            if (if kernels { state.locals } else { state.opens }) == 0 {
-                return Ok(());
-            }
-            drop(state);
-            std::thread::sleep(CLOSE_PAUSE);
-        }
-        Err(Errno::EBUSY)
     }
 
     /// An open has ended.
@@ -467,13 +352,13 @@ impl CacheFs {
             // Who asked while it was open, or while its close was under way, was given all that it has: it is clean after one more
             // look, whatever its policy.
             match drained.is_some_and(|open| self.has_nothing_since(file, &open)) {
-                true => self.drainer.ask(std::slice::from_ref(file)),
-                false => self.drainer.closed(file),
+                true => self.drain_list.ask(std::slice::from_ref(file)),
+                false => self.drain_list.closed(file),
             }
             return;
         }
         drop(state);
-        self.is_clean_again(ino);
+        self.ownership.is_clean_again(ino);
         let state = file.state.lock();
         if state.opens > 0 || state.record.is_dirty() {
             return;
@@ -483,7 +368,7 @@ impl CacheFs {
             if let Err(error) = self.release_kept(file) {
                 tracing::warn!(%error, "a name of ours stays on the PFS until the next start");
             }
-        } else if let Err(error) = self.forget_empty(file, state) {
+        } else if let Err(error) = self.records.forget_empty(file, state) {
             tracing::warn!(%error, "what is known of a file with no data here stays on flash");
         }
     }

@@ -38,7 +38,7 @@ impl CacheFs {
         change: impl FnOnce(BorrowedFd<'_>) -> Result<T>,
     ) -> Result<T> {
         let _meta = file.map(|file| file.meta.lock());
-        let inode = self.open_node(ino, who)?;
+        let inode = self.inodes.open_node(ino, who)?;
         match file {
             Some(file) => self.change_and_follow(file, inode.as_fd(), || change(inode.as_fd())),
             None => change(inode.as_fd()),
@@ -53,7 +53,7 @@ impl CacheFs {
         who: &Who,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let inode = self.open_node(ino, who)?;
+        let inode = self.inodes.open_node(ino, who)?;
         self.change_and_follow(file, inode.as_fd(), change)
     }
 

@@ -130,7 +130,7 @@ impl CacheFs {
             tracing::error!(%error, "what is left on the PFS is not on record: it is known until the server ends");
         }
         drop(all);
-        self.look_later();
+        self.wishes.look_later();
     }
 
     /// Reads the list that the last server left: before anything is added to it.
@@ -230,7 +230,7 @@ impl CacheFs {
         let in_use = |file: &Arc<CacheFile>| {
             names_on_record(&file.state.lock().record).any(|path| path == leftover.path)
         };
-        if self.drainer.files().iter().any(in_use) {
+        if self.drain_list.files().iter().any(in_use) {
             // The same file drains again, by the same name.
             return false;
         }
@@ -290,7 +290,7 @@ impl CacheFs {
     /// that one on the PFS, what is dirty is in conflict, and does not drain to a name of ours.
     pub(super) fn found_again(&self, file: &CacheFile, at: At<'_>) -> Result<()> {
         if is_nowhere_else(&file.state.lock().record) {
-            self.is_also_at(file, &self.path_below(at)?);
+            self.is_also_at(file, &self.inodes.path_below(at)?);
         }
         Ok(())
     }

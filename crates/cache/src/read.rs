@@ -9,7 +9,8 @@ use super::CacheFs;
 use super::file::CacheFile;
 use super::filling::Filling;
 use super::map::{BLOCK_BYTES, Entry, bits, blocks_of};
-use crossbeam_channel::{Receiver, TrySendError};
+use super::read_ahead::Wish;
+use crossbeam_channel::Receiver;
 use forebay_activity::Begun;
 use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::{Errno, Result};
@@ -27,12 +28,6 @@ const PIECE_BLOCKS: u64 = 8;
 /// How often a read looks for its blocks before it reads past the cache: they may be evicted
 /// again as fast as they come.
 const FETCH_TRIES: u32 = 4;
-
-/// Something to be fetched before it is asked for.
-pub(crate) struct Wish {
-    pub file: Arc<CacheFile>,
-    pub blocks: Range<u64>,
-}
 
 impl CacheFs {
     /// Reads a file's bytes.
@@ -119,9 +114,7 @@ impl CacheFs {
             && first < from + window / 2
         {
             let wish = Wish { file: file.clone(), blocks: first..until };
-            if let Err(TrySendError::Disconnected(_)) = self.wishes.try_send(Some(wish)) {
-                tracing::debug!("no read-ahead: the buffer is being closed");
-            }
+            self.wishes.add(wish);
         }
         window
     }
@@ -164,7 +157,7 @@ impl CacheFs {
         generation: u64,
     ) -> Result<()> {
         let run = filling.left();
-        let source = self.source_of(file)?;
+        let source = self.inodes.source_of(file)?;
         // All of the run is asked for at once, so that the PFS works while a piece is put on flash.
         // What is on flash then need not be in the page cache too. Only speed depends on either.
         let ahead = run.end - run.start > PIECE_BLOCKS;
@@ -283,7 +276,7 @@ impl CacheFs {
             let in_block = BLOCK_BYTES - at % BLOCK_BYTES;
             let length = in_block.min((buffer.len() - done) as u64) as usize;
             let part = &mut buffer[done..done + length];
-            let source = self.source_of(file);
+            let source = self.inodes.source_of(file);
             let _gate = file.gate.read();
             let (here, clean, limit) = {
                 let state = file.state.lock();
@@ -326,8 +319,8 @@ impl CacheFs {
     /// Serves read-ahead until the buffer is closed, and does now and then what has no hurry. Sleeps while
     /// there is neither.
     pub(super) fn read_ahead(&self, wishes: &Receiver<Option<Wish>>) {
-        while !self.drainer.is_stopping() {
-            let told_in = self.tell_evicted(false);
+        while !self.drain_list.is_stopping() {
+            let told_in = self.events.tell_evicted(false);
             let swept_in = self.sweep_now_and_then();
             let wish = match told_in.into_iter().chain(swept_in).min() {
                 Some(pause) => wishes.recv_timeout(pause).ok().flatten(),
@@ -342,16 +335,6 @@ impl CacheFs {
                 tracing::debug!(%error, "read-ahead failed");
             }
         }
-    }
-
-    /// Wakes a thread that waits for wishes: there is something to do later. If none waits, one comes by.
-    pub(super) fn look_later(&self) {
-        let _all_are_busy = self.wishes.try_send(None);
-    }
-
-    /// Wakes all of them: the buffer is being closed. Each takes one of what is in the queue, and ends.
-    pub(super) fn read_ahead_ends(&self) {
-        (0..super::READ_AHEAD_THREADS).for_each(|_| self.look_later());
     }
 
     /// Fetches all of a file that is missing. ENOSPC if it cannot be kept.

@@ -14,7 +14,6 @@ use forebay_proto::{Errno, Ino, Result};
 use forebay_store::flash::replace_file;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -102,7 +101,7 @@ impl CacheFs {
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
         let made_empty = self.flash.take_made_empty();
-        self.settle_removals();
+        self.ownership.settle_removals();
         let mut ours = HashSet::new();
         for (ino, record) in self.flash.all()? {
             let Some(record) = self.take_up_nameless(ino, record)? else {
@@ -119,7 +118,7 @@ impl CacheFs {
                 continue;
             }
             ours.extend(names_on_record(&record));
-            let file = match self.load(ino, Ino(0), &record) {
+            let file = match self.records.load(ino, Ino(0), &record) {
                 // Another one has its key, and got its name just now.
                 Err(Errno::ESTALE) => continue,
                 loaded => loaded?,
@@ -207,7 +206,7 @@ impl CacheFs {
 
     /// A dirty file of the last server: in the list, with a node if the PFS lets us find it.
     fn take_up(self: &Arc<Self>, file: &Arc<CacheFile>) -> Result<()> {
-        if !self.has_names() {
+        if !self.ownership.has_names() {
             return self.take_up_at_data_server(file);
         }
         let (path, writer) = {
@@ -215,7 +214,7 @@ impl CacheFs {
             (state.record.path.as_bytes().to_vec(), state.record.writer.clone())
         };
         let who = Who::server();
-        let found = self.walk(&path, &who).or_else(|_| self.walk(&path, &writer));
+        let found = self.inodes.walk(&path, &who).or_else(|_| self.inodes.walk(&path, &writer));
         if let Ok(ino) = found {
             let key = file.state.lock().record.key;
             if self.nodes.get(ino)?.key == key {
@@ -223,21 +222,21 @@ impl CacheFs {
                 drop(self.nodes.attach(ino, file.clone())?);
             }
             let mut state = file.state.lock();
-            self.list_dirty(file, &mut state);
+            self.dirty.list_dirty(file, &mut state);
             drop(state);
             drop(self.nodes.forget(ino, 1));
             return Ok(());
         }
         // Later, when it is looked up or drains by the path on record.
         let mut state = file.state.lock();
-        self.list_dirty(file, &mut state);
+        self.dirty.list_dirty(file, &mut state);
         Ok(())
     }
 
     /// The number of a file whose names are at another server. A drain that a kill cut may have brought it
     /// another key before the record had it.
     fn number_at_data_server(&self, file: &CacheFile) -> Option<Ino> {
-        if self.has_names() {
+        if self.ownership.has_names() {
             return None;
         }
         let state = file.state.lock();
@@ -252,7 +251,7 @@ impl CacheFs {
             drop(self.nodes.attach(ino, file.clone())?);
         }
         let mut state = file.state.lock();
-        self.list_dirty(file, &mut state);
+        self.dirty.list_dirty(file, &mut state);
         Ok(())
     }
 
@@ -261,17 +260,10 @@ impl CacheFs {
     fn drop_fresh(&self, file: &CacheFile) -> Result<()> {
         let mut state = file.state.lock();
         for block in state.map.take_fresh() {
-            self.punch(file, &(block..block + 1))?;
+            self.flash.punch(file.ino, &(block..block + 1))?;
             self.flash.write_map(file.ino, block, &[0])?;
         }
         Ok(())
-    }
-
-    /// Takes the data of blocks off flash.
-    pub(super) fn punch(&self, file: &CacheFile, blocks: &Range<u64>) -> Result<()> {
-        let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
-        self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, length)
     }
 
     /// Gives back what is on no map. A power cut can have left data of writes of which the map has nothing any more, or
@@ -283,7 +275,7 @@ impl CacheFs {
         let here = state.map.blocks().map(|(block, _)| block).filter(|block| *block < end);
         for block in here.chain([end]) {
             if from < block {
-                self.punch(file, &(from..block))?;
+                self.flash.punch(file.ino, &(from..block))?;
             }
             from = block + 1;
         }

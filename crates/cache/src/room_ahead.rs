@@ -116,7 +116,7 @@ impl CacheFs {
         // Nobody writes now: where the end is stays so.
         let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(0) };
         let mut state = file.state.lock();
-        if state.record.whole || self.is_in_kernel(file, &mut state)? {
+        if state.record.whole || state.is_in_kernel(&self.flash, file)? {
             // It may be writing there.
             return Ok(0);
         }

@@ -25,8 +25,8 @@ impl CacheFs {
     /// The mounts of the last server have said what they hold, or are away.
     pub fn mounts_are_back(&self, away: &[ClientId]) {
         self.nodes.end_restoring(away);
-        self.drainer.hold(false);
-        self.look_what_is_clean();
+        self.drain_list.hold(false);
+        self.ownership.look_what_is_clean();
     }
 
     /// A mount's session has ended while it held these: it may come back for what has a name.
@@ -45,7 +45,7 @@ impl CacheFs {
         // A name may be in a directory that was being moved too.
         for _ in 0..moved.len() {
             moved.retain(|(ino, parent, name, key)| {
-                let Ok(path) = self.path_below((*parent, name)) else { return true };
+                let Ok(path) = self.inodes.path_below((*parent, name)) else { return true };
                 let is_there = self.pfs.stat(&path).is_ok_and(|stat| {
                     // Its data server may have put another inode there, which it has told before.
                     stat.key == *key || self.nodes.number(stat.key) == Some(*ino)
@@ -63,13 +63,13 @@ impl CacheFs {
         if self.nodes.get(ino)?.held.is_some() {
             return Err(Errno::ESTALE);
         }
-        self.open_node(ino, &Who::of(caller)).map(drop)
+        self.inodes.open_node(ino, &Who::of(caller)).map(drop)
     }
 
     /// An error if a requester may not look up names in a directory.
     pub fn may_search(&self, caller: &Caller, ino: Ino) -> Result<()> {
         let who = Who::of(caller);
-        let dir = self.open_dir(&who, ino, OFlags::PATH)?;
+        let dir = self.inodes.open_dir(&who, ino, OFlags::PATH)?;
         let _act = who.act()?;
         self.pfs.stat_at(dir.as_fd(), b".").map(drop)
     }
@@ -99,7 +99,7 @@ impl CacheFs {
     ) -> Result<Option<(Ino, FileKind)>> {
         self.as_judged(caller, &[parent], || {
             let who = Who::of(caller);
-            let dir = self.open_parent(&who, parent, name)?;
+            let dir = self.inodes.open_parent(&who, parent, name)?;
             let _settled = self.publishing.look();
             let Some(stat) = self.stat_as(&who, &dir, name)? else { return Ok(None) };
             let ino = self.nodes.number(stat.key);
@@ -112,7 +112,7 @@ impl CacheFs {
     fn stat_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Option<PfsStat>> {
         self.as_judged(caller, &[parent], || {
             let who = Who::of(caller);
-            let dir = self.open_parent(&who, parent, name)?;
+            let dir = self.inodes.open_parent(&who, parent, name)?;
             self.stat_as(&who, &dir, name)
         })
     }
@@ -129,7 +129,7 @@ impl CacheFs {
     /// An error if the PFS would not let a requester open this so.
     pub fn may_open(&self, caller: &Caller, ino: Ino, access: u32) -> Result<()> {
         let who = Who::of(caller);
-        let node = self.open_node(ino, &who)?;
+        let node = self.inodes.open_node(ino, &who)?;
         let _act = who.act()?;
         let flags = OFlags::from_bits_retain(access & libc::O_ACCMODE as u32);
         let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -175,7 +175,7 @@ impl CacheFs {
             return Err(Errno::ESTALE);
         }
         // The mount has it open whatever the metadata server knows; at the next start all counts as written.
-        let _writing = self.may_write(ino).inspect_err(|error| {
+        let _writing = self.ownership.may_write(ino).inspect_err(|error| {
             tracing::warn!(%ino, %error, "the metadata server does not hear that a file may be written");
         });
         let opening = self.file_to_reopen(ino)?;
@@ -212,8 +212,8 @@ impl CacheFs {
                 return Ok(opening);
             }
             let who = &known.who;
-            let fd = self.open_node(ino, &Who::server());
-            let fd = fd.or_else(|_| self.open_node(ino, who))?;
+            let fd = self.inodes.open_node(ino, &Who::server());
+            let fd = fd.or_else(|_| self.inodes.open_node(ino, who))?;
             let stat = self.pfs.stat_fd(fd.as_fd())?;
             match self.attach_to_open(ino, &stat, who) {
                 Err(Errno::ESTALE) if tries < REOPEN_TRIES => tries += 1,

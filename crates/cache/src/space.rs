@@ -181,7 +181,7 @@ impl Space {
     /// True if writers would have to wait soon.
     pub fn is_tight(&self, fs: &CacheFs) -> bool {
         let bytes = (self.free(fs).unwrap_or(0), self.clean_bytes(), self.capacity());
-        room::is_tight(bytes, (fs.flash.files_in_all(), fs.drainer.count()))
+        room::is_tight(bytes, (fs.flash.files_in_all(), fs.drain_list.count()))
     }
 
     /// Makes room for `bytes` by evicting clean data; ENOSPC if there is not enough of it.
@@ -323,7 +323,7 @@ impl Space {
         }
         let keep = room::keep(free, self.clean_bytes(), ahead.low_bytes(capacity), capacity);
         if keep.press {
-            fs.drainer.pressure(true);
+            fs.drain_list.pressure(true);
         }
         if let Some(bytes) = keep.evict_bytes {
             let _turn = self.turn.try_lock_for(TURN_MAX);
@@ -369,8 +369,8 @@ impl Space {
     /// Waits until a drain may have made something clean. An error if nothing can drain, and that at
     /// several looks in a row ([`Waiter::goes_on`]).
     pub fn wait_for_drains(&self, fs: &CacheFs, met: &mut Waiter) -> Result<()> {
-        fs.drainer.pressure(true);
-        let hopeless = fs.is_hopeless();
+        fs.drain_list.pressure(true);
+        let hopeless = fs.dirty.is_hopeless();
         if !met.goes_on(hopeless.is_some())
             && let Some(errno) = hopeless
         {
@@ -466,7 +466,7 @@ impl CacheFs {
         loop {
             let pause = (self.counters.kernel_writes() > 0).then(|| self.space.keep_room(self));
             let mut waiting = self.space.waiting.lock();
-            if self.drainer.is_stopping() {
+            if self.drain_list.is_stopping() {
                 return;
             }
             match pause {
@@ -483,7 +483,7 @@ impl CacheFs {
 
     /// Ends the pin of a clean file that the PFS does not have any more by any name that is known; true if it did.
     fn end_void_pin(&self, ino: Ino) -> Result<bool> {
-        let Some(file) = self.loaded_or_load(ino)? else { return Ok(false) };
+        let Some(file) = self.records.loaded_or_load(ino)? else { return Ok(false) };
         let (key, path) = {
             let state = file.state.lock();
             let r = &state.record;

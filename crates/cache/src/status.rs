@@ -23,7 +23,6 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Longest wait of who is told that all is on the PFS for mounts to hear of the drains' ends.
@@ -115,14 +114,14 @@ impl CacheFs {
     /// Ours, if what a path leads to on the PFS is not the file that it is in conflict with: theirs may have come by a
     /// rename, and is a clean file by itself.
     fn conflict_at(&self, path: &[u8]) -> Option<Arc<CacheFile>> {
-        if !self.had_conflict.load(Ordering::Acquire) {
+        if !self.records.had_conflict() {
             return None;
         }
         let is_it = |file: &Arc<CacheFile>| {
             let is_conflict = file.state.lock().record.state == State::Conflict;
             is_conflict && self.is_at(file, path)
         };
-        self.drainer.files().into_iter().find(is_it)
+        self.drain_list.files().into_iter().find(is_it)
     }
 
     /// State of a file by its number in the mount.
@@ -143,13 +142,13 @@ impl CacheFs {
             return self.describe(file);
         }
         let path = self.nodes.path(ino).unwrap_or_default();
-        match self.find(known.key)? {
+        match self.records.find(known.key)? {
             Some(file) => {
                 file.set_number(ino);
                 self.describe(&self.nodes.attach(ino, file)?)
             }
             None => {
-                let stat = self.pfs.stat_fd(self.open_node(ino, &known.who)?.as_fd())?;
+                let stat = self.pfs.stat_fd(self.inodes.open_node(ino, &known.who)?.as_fd())?;
                 Ok(not_cached(&path, stat.size))
             }
         }
@@ -179,9 +178,9 @@ impl CacheFs {
             path.is_empty()
                 || of.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
         };
-        let mut files = self.drainer.files();
+        let mut files = self.drain_list.files();
         if !path.is_empty() {
-            self.look_where(&files)?;
+            self.ownership.look_where(&files)?;
         }
         let named = self.key_of_a_name(path);
         files.retain(|file| {
@@ -220,10 +219,8 @@ impl CacheFs {
         for file in files {
             drop(file.drain.try_lock_until(until));
         }
-        self.drainer.wait_for_ends(until);
-        if let Some(notify) = self.notify.read().clone() {
-            notify.wait_heard_within(until.saturating_duration_since(Instant::now()));
-        }
+        self.drain_list.wait_for_ends(until);
+        self.notifier.wait_until_heard(until);
     }
 
     /// What is not on the PFS of `files`, which are those below the path.
@@ -258,7 +255,7 @@ impl CacheFs {
             ..TreeState::default()
         };
         if below.is_empty() {
-            tree.policy = Some(self.policy_of(Ino::ROOT).to_string());
+            tree.policy = Some(self.policies.policy_of(Ino::ROOT).to_string());
         }
         let on_pfs_bytes = self.add_listed(&mut tree, caller, files)?;
         self.add_lost(&mut tree, caller, below);
@@ -283,7 +280,7 @@ impl CacheFs {
             && tree.file.is_none()
         {
             let ours = self.conflict_at(below);
-            tree.file = Some(match (ours, files.first(), self.find(stat.key)?) {
+            tree.file = Some(match (ours, files.first(), self.records.find(stat.key)?) {
                 (Some(file), ..) | (None, _, Some(file)) => self.describe(&file)?,
                 (None, Some(file), None) => self.describe(file)?,
                 (None, None, None) => not_cached(&path, stat.size),
@@ -330,7 +327,7 @@ impl CacheFs {
 
     /// Adds files that are lost with their servers.
     fn add_lost(&self, tree: &mut TreeState, caller: &Caller, below: &[u8]) {
-        for (lost, may_see) in self.lost_below(caller, below) {
+        for (lost, may_see) in self.ownership.lost_below(caller, below) {
             tree.files += 1;
             tree.failed += 1;
             if lost.path.as_bytes() == rooted(below).as_bytes() {
@@ -344,13 +341,17 @@ impl CacheFs {
 
     /// The policy that counts for a path.
     fn policy_at(&self, caller: &Caller, path: &[u8], stat: &PfsStat) -> Option<Policy> {
-        if !self.has_names() {
+        if !self.ownership.has_names() {
             return matches!(stat.kind(), FileKind::File | FileKind::Dir)
-                .then(|| self.policy_at_path(path));
+                .then(|| self.policies.policy_at_path(path));
         }
         let who = Who::of(caller);
-        let ino = self.walk(path, &who).or_else(|_| self.walk(path, &Who::server())).ok()?;
-        let policy = self.policy_of(ino);
+        let ino = self
+            .inodes
+            .walk(path, &who)
+            .or_else(|_| self.inodes.walk(path, &Who::server()))
+            .ok()?;
+        let policy = self.policies.policy_of(ino);
         drop(self.nodes.forget(ino, 1));
         matches!(stat.kind(), FileKind::File | FileKind::Dir).then_some(policy)
     }
@@ -386,7 +387,7 @@ impl CacheFs {
             filled_bytes,
             written_bytes,
             evicted_bytes,
-            rate_limit_bytes_per_s: self.drainer.rate(),
+            rate_limit_bytes_per_s: self.drain_list.rate(),
         }
     }
 
@@ -442,7 +443,7 @@ impl CacheFs {
         let files = self.listed_below(&below(path)?)?;
         // What was mapped may be so no more: who asks waits for what is open.
         self.mapped.look(&files);
-        self.drainer.ask(&files);
+        self.drain_list.ask(&files);
         self.tree_state(caller, path)
     }
 
@@ -516,7 +517,7 @@ impl CacheFs {
             Ok(file) => file,
             Err(elsewhere) => return Ok(elsewhere),
         };
-        self.wait_closed(&file, true)?;
+        file.wait_closed(true)?;
         let _meta = file.meta.lock();
         let (_, stat) = self.named(caller, path)?;
         {
@@ -532,7 +533,7 @@ impl CacheFs {
     /// Ends a conflict, or the wait for what was lost: with a server, or on flash.
     pub fn resolve(&self, caller: &Caller, path: &[u8], keep: Keep) -> Result<TreeState> {
         let below = below(path)?;
-        if keep == Keep::Theirs && self.give_up_lost(caller, &below)? {
+        if keep == Keep::Theirs && self.ownership.give_up_lost(caller, &below)? {
             return self.tree_state(caller, path);
         }
         let file = match self.in_conflict(&below) {
@@ -580,7 +581,7 @@ impl CacheFs {
         if self.options.served.is_some() {
             self.flash.save_drain_rate(bytes_per_s)?;
         }
-        self.drainer.set_rate(bytes_per_s);
+        self.drain_list.set_rate(bytes_per_s);
         Ok(())
     }
 }

@@ -229,7 +229,7 @@ impl CacheFs {
                 }
             })?;
         }
-        self.list_dirty(file, state);
+        self.dirty.list_dirty(file, state);
         Ok(())
     }
 

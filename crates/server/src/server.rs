@@ -335,7 +335,7 @@ impl Server {
     pub fn lost(&self, who: &Caller, from: Option<LostCursor>) -> Result<LostPage, Errno> {
         match &self.over {
             Some(over) => lost::page(over, who, from.unwrap_or_default()),
-            None if let Some(cache) = &self.cache => cache.lost(who, from),
+            None if let Some(cache) = &self.cache => cache.ownership().lost(who, from),
             None => Ok(LostPage::default()),
         }
     }

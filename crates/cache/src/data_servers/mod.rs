@@ -29,7 +29,11 @@ pub(crate) use messages::{LinkChange, Request, Response};
 
 use self::links::Links;
 use super::CacheFs;
-use super::nodes::Whereabouts;
+use super::drain::DrainList;
+use super::drain::policies::Policies;
+use super::nodes::{Nodes, Whereabouts};
+use super::parts::Parts;
+use super::pfs::Pfs;
 use forebay_interfaces::peers::Peers;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
@@ -100,6 +104,11 @@ impl DataServers {
             renaming: RwLock::new(()),
             links: Links::default(),
         }
+    }
+
+    /// True if the names are at this server.
+    pub fn has_names(&self) -> bool {
+        self.mine() == NAMES
     }
 
     pub fn count(&self) -> u16 {
@@ -193,20 +202,10 @@ impl DataServers {
 }
 
 impl CacheFs {
-    /// True if the names are here: for a mount's own cache, and one on one server, too.
-    pub fn has_names(&self) -> bool {
-        self.data_servers.as_ref().is_none_or(|data_servers| data_servers.mine() == NAMES)
-    }
-
-    /// The other servers, for a data server that does not have the names.
-    fn at_data_server(&self) -> Option<&DataServers> {
-        self.data_servers.as_ref().filter(|data_servers| data_servers.mine() != NAMES)
-    }
-
     /// Answers another server. What it takes to be told that a name has gone is for
     /// [`CacheFs::left`], which the sessions call when nobody believes in it any more.
     pub(crate) fn asked(&self, from: ShardId, asked: Request) -> Result<Response> {
-        let data_servers = self.data_servers.as_ref().ok_or(Errno::EPROTO)?;
+        let data_servers = self.ownership.data_servers.as_ref().ok_or(Errno::EPROTO)?;
         Ok(match asked {
             Request::Describe { number, inos, to_write } => {
                 let one = |ino: &Ino| match ino.shard() == from {
@@ -228,7 +227,7 @@ impl CacheFs {
                 Response::Done
             }
             Request::Start { start, inos, last } => {
-                self.data_server_starts(data_servers, from, start, inos, last);
+                self.ownership.data_server_starts(data_servers, from, start, inos, last);
                 // It is back: what it did not hear it hears now.
                 data_servers.answers(from);
                 self.nodes.bell().ring();
@@ -266,27 +265,66 @@ impl CacheFs {
                 let unknown = inos.into_iter().filter(is_unknown).collect();
                 Response::Unknown { unknown, clean }
             }
-            Request::Policies(list) => match self.policies.replace(&self.flash, list) {
+            Request::Policies(list) => match self.policies.replace(list) {
                 Ok(()) => {
                     // It may have been away.
                     self.nodes.bell().ring();
-                    self.policies_changed();
+                    self.policies.policies_changed();
                     Response::Done
                 }
                 Err(e) => Response::Failed(e.0),
             },
         })
     }
+}
+
+/// Which server has what of the files of a cache, and what this one says of it to the others.
+pub struct Ownership {
+    /// The other servers of a cache whose data is spread over several.
+    data_servers: Option<DataServers>,
+    nodes: Arc<Nodes>,
+    pfs: Arc<Pfs>,
+    policies: Arc<Policies>,
+    drain_list: Arc<DrainList>,
+}
+
+impl Ownership {
+    pub(crate) fn new(parts: &Parts, data_servers: Option<DataServers>) -> Ownership {
+        Ownership {
+            data_servers,
+            nodes: parts.nodes.clone(),
+            pfs: parts.pfs.clone(),
+            policies: parts.policies.clone(),
+            drain_list: parts.drain_list.clone(),
+        }
+    }
+
+    /// True if data is spread over several servers.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.data_servers.is_some()
+    }
+}
+
+impl Ownership {
+    /// True if the names are here: for a mount's own cache, and one on one server, too.
+    pub fn has_names(&self) -> bool {
+        self.data_servers.as_ref().is_none_or(DataServers::has_names)
+    }
+
+    /// The other servers, for a data server that does not have the names.
+    pub(crate) fn at_data_server(&self) -> Option<&DataServers> {
+        self.data_servers.as_ref().filter(|data_servers| !data_servers.has_names())
+    }
 
     /// A thread that tells the others what they have to know, until the server ends. It sleeps while there is
     /// nothing.
-    pub(super) fn tell_others(&self) {
+    pub(crate) fn tell_others(&self) {
         let Some(data_servers) = &self.data_servers else { return };
         let bell = self.nodes.bell();
         let mut to_settle: Vec<ShardId> = data_servers.others().collect();
         let mut to_leave: Vec<ShardId> = data_servers.all_others().collect();
         let mut pause = RETRY;
-        while !self.drainer.is_stopping() {
+        while !self.drain_list.is_stopping() {
             let all_told = match data_servers.mine() == NAMES {
                 true => {
                     to_settle.retain(|data_server| !self.settle_with(data_servers, *data_server));
@@ -297,17 +335,30 @@ impl CacheFs {
             };
             let longest = if all_told { LOOK } else { pause };
             pause = if all_told { RETRY } else { (pause * 2).min(RETRY_LONGEST) };
-            if bell.wait(longest) && !self.drainer.is_stopping() {
+            if bell.wait(longest) && !self.drain_list.is_stopping() {
                 std::thread::sleep(GATHER);
             }
         }
     }
 
     /// Wakes who tells the others: there is something to do, or the server ends.
-    pub(super) fn look_at_others(&self) {
+    pub(crate) fn look_at_others(&self) {
         if self.data_servers.is_some() {
             self.nodes.bell().ring();
         }
+    }
+
+    /// Says to the list of nodes that files have their data servers at several servers.
+    pub(crate) fn share(self: &Arc<Self>) {
+        let Some(data_servers) = &self.data_servers else { return };
+        let here = Arc::downgrade(self);
+        let is_lost = move |shard| {
+            let here = here.upgrade();
+            here.is_some_and(|here| {
+                here.data_servers.as_ref().is_some_and(|data_servers| data_servers.is_lost(shard))
+            })
+        };
+        self.nodes.share(data_servers.count(), Arc::new(is_lost));
     }
 }
 

@@ -111,11 +111,11 @@ impl CacheFs {
             let length = end.saturating_sub(offset) as usize;
             let data = memory.get(length);
             self.load_piece(file, &blocks[at..at + run], offset, data, &mut written)?;
-            if self.drainer.is_stopping() || file.state.lock().gone {
+            if self.drain_list.is_stopping() || file.state.lock().gone {
                 return Err(failed(Errno::ECANCELED, "drain"));
             }
             if !is_waited_for {
-                self.drainer.pace(length as u64);
+                self.drain_list.pace(length as u64);
             }
             let holes = self.holes_on_both_sides(file, target, offset, data)?;
             for (from, piece) in without(&holes, data) {
@@ -157,7 +157,10 @@ impl CacheFs {
             }
             let start = offset + number as u64 * BLOCK_BYTES;
             let end = start + block.len() as u64;
-            let next = self.next_data(file, start, end).map_err(|e| failed(e, "look for holes"))?;
+            let next = self
+                .flash
+                .next_data(file.ino, start, end)
+                .map_err(|e| failed(e, "look for holes"))?;
             if next < end || block.iter().any(|byte| *byte != 0) {
                 continue;
             }

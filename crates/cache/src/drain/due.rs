@@ -57,10 +57,10 @@ impl CacheFs {
                 needs_decision: state.record.state == State::Conflict || state.is_lost(),
             }
         };
-        let policy = self.policy_of(file.number());
+        let policy = self.policies.policy_of(file.number());
         let cache = CacheFacts {
-            is_pressed: self.drainer.is_pressed(),
-            is_over_watermark: self.is_over(&policy),
+            is_pressed: self.drain_list.is_pressed(),
+            is_over_watermark: self.policies.is_over(&policy),
         };
         let mut looks = Looks { fs: self, file };
         due(&policy, &facts, cache, self.origin.moment(now), &mut looks)
@@ -69,7 +69,7 @@ impl CacheFs {
     /// When the application wrote last, as far as it can be seen.
     pub(super) fn last_foreground_write(&self) -> Option<Instant> {
         let mut last = self.counters.last_write();
-        let listed = self.drainer.files();
+        let listed = self.drain_list.files();
         let open = listed.iter().filter(|file| file.state.lock().locals > 0);
         for file in open.take(KERNEL_FILES_SEEN_MAX) {
             let Some(ago) = self.written_ago(file) else { continue };

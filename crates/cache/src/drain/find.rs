@@ -61,11 +61,11 @@ impl CacheFs {
             state.record.key
         };
         match self.find_by(file, key, paths) {
-            Err(Failed { conflict: true, .. }) if !self.has_names() => {}
+            Err(Failed { conflict: true, .. }) if !self.ownership.has_names() => {}
             other => return other,
         }
         let away = at("ask the metadata server where it is");
-        match self.look_again(file.number(), key, Duration::ZERO).map_err(away)? {
+        match self.ownership.look_again(file.number(), key, Duration::ZERO).map_err(away)? {
             NowAt::Paths(paths) => self.find_by(file, key, paths),
             NowAt::AsBefore => self.find_by(file, key, Vec::new()),
             NowAt::Removed => Err(failed(Errno::EAGAIN, "hear that it was removed")),

@@ -38,7 +38,10 @@ impl Turn {
     pub fn give_way(&mut self, fs: &CacheFs) {
         let pause = pause_owed(used().saturating_sub(self.cpu), self.began.elapsed());
         let until = Instant::now() + pause;
-        while fs.foreground_is_active() && !fs.drainer.is_pressed() && !fs.drainer.is_stopping() {
+        while fs.foreground_is_active()
+            && !fs.drain_list.is_pressed()
+            && !fs.drain_list.is_stopping()
+        {
             let now = Instant::now();
             if now >= until {
                 break;

@@ -51,7 +51,7 @@ impl CacheFs {
     /// next drain.
     pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
         if matches!(file.state.lock().record.draining, Some(Draining::Temporary { .. })) {
-            self.wait_for_names();
+            self.ownership.wait_for_names();
         }
         if let Err(error) = self.clear_temporary(file).and_then(|()| self.take_up_in_place(file)) {
             tracing::warn!(errno = %error.errno, what = error.what, "a drain that was cut short");
@@ -94,7 +94,9 @@ impl CacheFs {
         let is_it = |path: Vec<u8>| self.pfs.stat(&path).ok().filter(|stat| Some(stat.key) == key);
         let published = paths.into_iter().find_map(is_it);
         let now = published.as_ref().map_or(file.state.lock().record.key, |stat| stat.key);
-        self.tell_keys(file, now, None).map_err(at("tell the metadata server what it is"))?;
+        self.ownership
+            .tell_keys(file, now, None)
+            .map_err(at("tell the metadata server what it is"))?;
         // Before the record forgets it: once the new file is adopted nothing tells of the name beside it.
         self.drop_beside(file, dir.as_bytes(), name.as_bytes())
             .map_err(at("remove what is left of a drain"))?;

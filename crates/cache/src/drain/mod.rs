@@ -8,6 +8,7 @@
 
 mod copy;
 mod dirsync;
+pub(crate) mod dirty;
 mod due;
 mod find;
 mod foreground;
@@ -20,14 +21,13 @@ mod settle;
 mod sums;
 
 use super::CacheFs;
-use super::file::{CacheFile, DrainedOpen, FileState};
+use super::file::{CacheFile, DrainedOpen};
 use super::lost::LOST;
 use super::record::{Failure, State};
 use dirsync::DirSyncs;
 use forebay_policy::due::{Due, LOOK_AGAIN, OPEN_PAUSES, retry_pause};
 use forebay_policy::pace::{BURST, Pace};
 use forebay_policy::queue::{DrainQueue, Next as Queued, WRITTEN_MEANWHILE};
-use forebay_policy::when::{IDLE_DEFAULT, When};
 use forebay_policy::{Origin, watermarks};
 use forebay_proto::activity::ActivityKind;
 use forebay_proto::{Errno, Ino};
@@ -86,7 +86,7 @@ struct List {
 }
 
 /// What has to drain.
-pub(crate) struct Drainer {
+pub(crate) struct DrainList {
     list: Mutex<List>,
     wake: Condvar,
     stopping: AtomicBool,
@@ -102,10 +102,10 @@ pub(crate) struct Drainer {
     origin: Origin,
 }
 
-impl Drainer {
+impl DrainList {
     /// With a limit of bytes per second; 0 = none.
-    pub fn new(rate_bytes_per_s: u64, origin: Origin) -> Drainer {
-        Drainer {
+    pub fn new(rate_bytes_per_s: u64, origin: Origin) -> DrainList {
+        DrainList {
             list: Mutex::default(),
             wake: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -277,66 +277,14 @@ fn age(since_s: i64) -> Duration {
 }
 
 impl CacheFs {
-    /// A dirty file that has a name is in the list, and its node stays. With the file's state locked.
-    pub(super) fn list_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) {
-        if state.listed || state.gone || state.record.nameless {
-            return;
-        }
-        state.listed = true;
-        self.nodes.pin(file.number());
-        let now = Instant::now();
-        let since = state.record.dirty_since_s.and_then(|since_s| now.checked_sub(age(since_s)));
-        self.drainer.add(file, now + IDLE_DEFAULT, since.unwrap_or(now));
-    }
-
-    /// A file is clean, or gone.
-    pub(super) fn unlist(&self, file: &Arc<CacheFile>) {
-        let mut state = file.state.lock();
-        if !std::mem::take(&mut state.listed) {
-            return;
-        }
-        // With its lock: who dirties it next is listed after this, not before.
-        self.drainer.remove(file.ino);
-        drop(state);
-        self.is_clean_again(file.number());
-        drop(self.nodes.unpin(file.number()));
-    }
-
-    /// The error that a writer gets who waits for space that will not come: nothing drains.
-    pub(super) fn is_hopeless(&self) -> Option<Errno> {
-        let mut last = Some(Errno::ENOSPC);
-        for file in self.drainer.files() {
-            let may_drain = {
-                let state = file.state.lock();
-                match (&state.record.state, &state.record.failure) {
-                    (State::Conflict, _) => false,
-                    _ if state.is_lost() => {
-                        last = Some(Errno::EIO);
-                        false
-                    }
-                    (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
-                        last = Some(Errno(failure.errno));
-                        false
-                    }
-                    // A kernel writes it: its space is not ours to give until it is closed.
-                    _ => !state.may_kernel_write(),
-                }
-            };
-            if may_drain && self.policy_of(file.number()).when != When::Never {
-                return None;
-            }
-        }
-        last
-    }
-
     /// A worker.
     pub(super) fn drain_files(&self) {
         let mut memory = copy::Memory::new();
         loop {
-            let (file, asked, since) = match self.drainer.next() {
+            let (file, asked, since) = match self.drain_list.next() {
                 Next::File(file, asked, since) => (file, asked, since),
                 Next::Look => {
-                    self.look_at_watermarks();
+                    self.policies.look_at_watermarks();
                     continue;
                 }
                 Next::End => return,
@@ -345,7 +293,7 @@ impl CacheFs {
             if !asked && let Due::At(due) = self.due_of(&file, since, now) {
                 let due = self.origin.instant(due);
                 let due = self.sum_up_before(&file, due, now);
-                self.drainer.put_back(&file, due, false);
+                self.drain_list.put_back(&file, due, false);
                 continue;
             }
             self.drain_once(&file, asked, &mut memory);
@@ -358,7 +306,7 @@ impl CacheFs {
     fn drain_once(&self, file: &Arc<CacheFile>, asked: bool, memory: &mut copy::Memory) {
         let _one = file.drain.lock();
         if file.state.lock().gone {
-            self.unlist(file);
+            self.dirty.unlist(file);
             return;
         }
         if self.must_wait_for_decision(file) {
@@ -367,8 +315,8 @@ impl CacheFs {
         let began = Instant::now();
         let in_kernel = file.state.lock().may_kernel_write();
         let before = in_kernel.then(|| self.flash.stat(file.ino).ok()).flatten();
-        let dirty_bytes = self.dirty_bytes_of(file);
-        self.less_is_dirty(dirty_bytes);
+        let dirty_bytes = self.policies.dirty_bytes_of(file);
+        self.policies.less_is_dirty(dirty_bytes);
         let begun = self.activity.begin();
         let published = self.publish(file, memory);
         let result = match &published {
@@ -379,7 +327,7 @@ impl CacheFs {
         match published {
             Ok(_) => {
                 file.state.lock().drained_from = Some(began);
-                self.drainer.dirty_since(file, began);
+                self.drain_list.dirty_since(file, began);
             }
             Err(_) => {
                 let sent_bytes = std::mem::take(&mut file.state.lock().drained_bytes);
@@ -396,16 +344,20 @@ impl CacheFs {
                 let mut state = file.state.lock();
                 if state.record.is_dirty() {
                     drop(state);
-                    return self.drainer.put_back(file, Instant::now() + WRITTEN_MEANWHILE, false);
+                    return self.drain_list.put_back(
+                        file,
+                        Instant::now() + WRITTEN_MEANWHILE,
+                        false,
+                    );
                 }
-                let _ends = self.drainer.ends.read();
+                let _ends = self.drain_list.ends.read();
                 state.listed = false;
-                self.drainer.remove(file.ino);
+                self.drain_list.remove(file.ino);
                 drop(state);
                 *file.inode.lock() = None;
-                self.is_clean_again(file.number());
+                self.ownership.is_clean_again(file.number());
                 drop(self.nodes.unpin(file.number()));
-                self.tell_inode(file.number());
+                self.notifier.tell_inode(file.number());
             }
             Ok(false) => {
                 let mut state = file.state.lock();
@@ -419,46 +371,40 @@ impl CacheFs {
                 });
                 drop(state);
                 let then = Instant::now() + Duration::from_millis(200);
-                self.drainer.put_back(file, then, still_asked);
+                self.drain_list.put_back(file, then, still_asked);
             }
             Err(Failed { errno: Errno::ECANCELED | Errno::EAGAIN, .. }) => {
-                self.drainer.put_back(file, Instant::now() + Duration::from_millis(50), asked);
+                self.drain_list.put_back(file, Instant::now() + Duration::from_millis(50), asked);
             }
             // What it met is that, perhaps.
             Err(_) if self.must_wait_for_decision(file) => {}
             Err(error) => self.drain_failed(file, &error),
         }
-        if self.drainer.is_pressed() && !self.space.is_tight(self) {
-            self.drainer.pressure(false);
+        if self.drain_list.is_pressed() && !self.space.is_tight(self) {
+            self.drain_list.pressure(false);
         }
         self.restore_ballast();
         self.space.wake();
-        self.look_at_watermarks();
+        self.policies.look_at_watermarks();
     }
 
     /// True if its data is lost: nothing is drained until somebody decides.
     fn must_wait_for_decision(&self, file: &Arc<CacheFile>) -> bool {
         let is_lost = self.data_is_lost(file).unwrap_or(false);
         if is_lost {
-            self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+            self.drain_list.put_back(file, Instant::now() + LOOK_AGAIN, false);
         }
         is_lost
     }
 
-    /// Bytes of a file that the PFS does not have.
-    fn dirty_bytes_of(&self, file: &CacheFile) -> u64 {
-        let size = self.flash.stat(file.ino).map_or(0, |object| object.size_bytes);
-        file.state.lock().dirty_bytes(size)
-    }
-
     fn drain_failed(&self, file: &Arc<CacheFile>, error: &Failed) {
         if error.conflict {
-            if let Err(error) = self.note_conflict(file, error.what) {
+            if let Err(error) = self.records.note_conflict(file, error.what) {
                 tracing::error!(%error, "a conflict could not be written down");
             }
-            return self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+            return self.drain_list.put_back(file, Instant::now() + LOOK_AGAIN, false);
         }
-        self.tell_not_drained(file, error.errno.0, error.what);
+        self.events.tell_not_drained(file, error.errno.0, error.what);
         let mut state = file.state.lock();
         let tries = state.record.failure.as_ref().map_or(0, |f| f.tries).saturating_add(1);
         let failure = Failure {
@@ -477,24 +423,6 @@ impl CacheFs {
             tracing::error!(%error, "a failure could not be written down");
         }
         let pause = retry_pause(tries, error.errno.is_transient());
-        self.drainer.put_back(file, Instant::now() + pause, false);
-    }
-
-    /// Both sides have changed: nothing is drained until somebody decides.
-    pub(super) fn note_conflict(
-        &self,
-        file: &Arc<CacheFile>,
-        what: &'static str,
-    ) -> forebay_proto::Result<()> {
-        self.tell_not_drained(file, libc::ESTALE, what);
-        self.had_conflict.store(true, std::sync::atomic::Ordering::Release);
-        let mut state = file.state.lock();
-        tracing::warn!(path = %state.record.path, what, "conflict");
-        let at_s = forebay_proto::Timestamp::now().sec;
-        state.save(&self.flash, file, |record| {
-            record.state = State::Conflict;
-            record.failure =
-                Some(Failure { errno: libc::ESTALE, what: what.into(), tries: 0, at_s });
-        })
+        self.drain_list.put_back(file, Instant::now() + pause, false);
     }
 }

@@ -14,6 +14,7 @@ use super::super::pfs::{Key, PfsStat, errno};
 use super::super::record::{Base, Draining, Owner, Record, State};
 use super::copy::Memory;
 use super::find::Found;
+use super::rights::as_writer;
 use super::settle::{Settled, Sums};
 use super::{Failed, Outcome, at, failed, lost};
 use forebay_proto::control::{PathBytes, Verify};
@@ -125,7 +126,7 @@ impl CacheFs {
 
     /// A file that its writers make bigger than what is left of the buffer cannot wait to be whole.
     fn in_parts(&self, file: &CacheFile) -> bool {
-        file.state.lock().opens > 0 && self.drainer.is_pressed()
+        file.state.lock().opens > 0 && self.drain_list.is_pressed()
     }
 
     fn begin_job(&self, file: &Arc<CacheFile>) -> Outcome<Job> {
@@ -162,7 +163,7 @@ impl CacheFs {
         memory: &mut Memory,
     ) -> Outcome<(PfsStat, Option<Verify>)> {
         let what = "open the PFS file";
-        let (target, stat) = self.as_writer(file, || self.open_found(found)).map_err(at(what))?;
+        let (target, stat) = as_writer(file, || self.open_found(found)).map_err(at(what))?;
         self.save(file, |record| record.draining = Some(Draining::InPlace))?;
         self.sync_record()?;
         forebay_failpoint::step("a drain in place is on record");
@@ -225,7 +226,7 @@ impl CacheFs {
             last_access: accessed.map_or(omit, spec),
             last_modification: spec(job.mtime),
         };
-        let set = self.as_writer(file, || rfs::futimens(target, &times).map_err(errno));
+        let set = as_writer(file, || rfs::futimens(target, &times).map_err(errno));
         match set {
             Ok(()) | Err(Errno::EPERM | Errno::EACCES) => Ok(()),
             Err(e) => Err(failed(e, "set the times of the PFS file")),
@@ -301,7 +302,7 @@ impl CacheFs {
             let is_it = self.nodes.get(file.number()).is_ok_and(|known| Some(known.key) == key);
             // Its inode number may be another file's as soon as it is gone.
             let was = file.state.lock().record.key;
-            if !is_it && self.tell_keys(file, was, None).is_ok() {
+            if !is_it && self.ownership.tell_keys(file, was, None).is_ok() {
                 self.drop_temporary(file, &dir, (dir_path, &temporary), key);
             }
         }
@@ -336,7 +337,7 @@ impl CacheFs {
 
     /// True if a PFS file is open here, or has something that the PFS does not.
     fn is_used(&self, key: Key) -> Outcome<bool> {
-        let other = self.find(key).map_err(at("look at the record on flash"))?;
+        let other = self.records.find(key).map_err(at("look at the record on flash"))?;
         Ok(other.is_some_and(|other| other.is_dirty() || other.state.lock().opens > 0))
     }
 
@@ -360,7 +361,7 @@ impl CacheFs {
         let was = file.state.lock().record.key;
         let both = at("tell the metadata server what it will be");
         // From here on it makes no other name of the file; one made before is seen below.
-        self.tell_keys(file, was, Some(key)).map_err(both)?;
+        self.ownership.tell_keys(file, was, Some(key)).map_err(both)?;
         forebay_failpoint::step("both inodes are the file where the names are");
         let changed = || Failed::conflict("the PFS file was changed by somebody else");
         // A rename or chmod by us came in between: everything once more with what is so now.
@@ -383,7 +384,7 @@ impl CacheFs {
         let _old = self.held_inode(file, dir, name);
         self.put_in_place(file, found, beside, (target, key), &base)?;
         forebay_failpoint::step("the old file is gone from the PFS");
-        self.drainer.dirs.sync(dir).map_err(at("fsync the directory on the PFS"))?;
+        self.drain_list.dirs.sync(dir).map_err(at("fsync the directory on the PFS"))?;
         let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
         self.adopt(file, &stat)?;
         Ok(stat)
@@ -393,9 +394,7 @@ impl CacheFs {
     fn held_inode(&self, file: &CacheFile, dir: &OwnedFd, name: &[u8]) -> Option<OwnedFd> {
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let open = |how| {
-            self.as_writer(file, || {
-                rfs::openat(dir, name, flags | how, Mode::empty()).map_err(errno)
-            })
+            as_writer(file, || rfs::openat(dir, name, flags | how, Mode::empty()).map_err(errno))
         };
         open(OFlags::RDONLY).or_else(|_| open(OFlags::PATH)).ok()
     }
@@ -416,16 +415,15 @@ impl CacheFs {
         let _alone = self.publishing.alone();
         forebay_failpoint::step("the new file is about to get the name on the PFS");
         let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
-        match self.as_writer(file, exchange) {
+        match as_writer(file, exchange) {
             Ok(()) => {
                 let displaced = self.pfs.stat_at(dir.as_fd(), temporary);
                 let is_ours = |s: &PfsStat| s.key == found.stat.key && base.holds_data(s);
                 let is_linked = |s: &PfsStat| s.nlink > found.stat.nlink;
                 if !displaced.as_ref().is_ok_and(|s| is_ours(s) && !is_linked(s)) {
                     tracing::warn!(?base, ?displaced, "changed in the moment of the exchange");
-                    self.as_writer(file, exchange)
-                        .map_err(at("give the PFS file its name back"))?;
-                    if !self.has_names() || displaced.as_ref().is_ok_and(is_ours) {
+                    as_writer(file, exchange).map_err(at("give the PFS file its name back"))?;
+                    if !self.ownership.has_names() || displaced.as_ref().is_ok_and(is_ours) {
                         // A rename by a mount may have come in between, or another name: looked at again.
                         return Err(failed(Errno::EAGAIN, "follow a rename"));
                     }
@@ -433,21 +431,21 @@ impl CacheFs {
                 }
                 forebay_failpoint::step("the new file has the name on the PFS");
                 self.nodes.rekey(file.number(), key);
-                self.holds_another(file, target);
+                self.ownership.holds_another(file, target);
                 // Before the number of the old inode is free for another file.
-                self.tell_keys(file, key, None).map_err(now_is)?;
+                self.ownership.tell_keys(file, key, None).map_err(now_is)?;
                 forebay_failpoint::step("the new inode is the file where the names are");
                 self.drop_temporary(file, dir, (dir_path, temporary), Some(found.stat.key));
             }
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
                 let rename = || rfs::renameat(dir, temporary, dir, name).map_err(errno);
-                self.as_writer(file, rename).map_err(at("rename on the PFS"))?;
+                as_writer(file, rename).map_err(at("rename on the PFS"))?;
                 forebay_failpoint::step("the new file has the name on the PFS");
                 self.nodes.rekey(file.number(), key);
-                self.holds_another(file, target);
-                self.tell_keys(file, key, None).map_err(now_is)?;
+                self.ownership.holds_another(file, target);
+                self.ownership.tell_keys(file, key, None).map_err(now_is)?;
             }
-            Err(Errno::ENOENT) if !self.has_names() => {
+            Err(Errno::ENOENT) if !self.ownership.has_names() => {
                 return Err(failed(Errno::EAGAIN, "follow a rename"));
             }
             Err(e) => return Err(failed(e, "rename on the PFS")),
@@ -521,7 +519,7 @@ impl CacheFs {
         let whole = whole_crc(&state, job.size, job.fetch_limit);
         let whole = whole
             .filter(|_| !resized && !state.record.whole && state.map.dirty() == clean.len() as u64);
-        self.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
+        self.events.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
         // Before the first block is clean: a drain that begins again must not cut the PFS file
         // to what counted before this one.
         state

@@ -110,7 +110,7 @@ impl CacheFs {
         }
         if keep != Keep::Ours {
             // Before anything is done: what is here of it goes.
-            self.wait_closed(file, true)?;
+            file.wait_closed(true)?;
         }
         self.settle(file, Sums::LeftToDrain)?;
         let mut paths = self.nodes.paths(file.number());
@@ -146,17 +146,17 @@ impl CacheFs {
         }
         self.take_base(file, stat)?;
         self.unlink_kept(file)?;
-        self.unlist(file);
+        self.dirty.unlist(file);
         Ok(())
     }
 
     /// What is lost of ours on flash is not wanted any more: what the PFS has counts.
     fn give_up_data(&self, file: &Arc<CacheFile>) -> Result<()> {
-        self.wait_closed(file, true)?;
+        file.wait_closed(true)?;
         self.clear_temporary(file).map_err(|failed| failed.errno)?;
         let number = file.number();
         self.forget_ours(file)?;
-        self.tell_inode(number);
+        self.notifier.tell_inode(number);
         Ok(())
     }
 
@@ -176,7 +176,7 @@ impl CacheFs {
             state.record.key
         };
         let number = file.number();
-        self.unlist(file);
+        self.dirty.unlist(file);
         self.nodes.detach(number, file);
         self.space.dropped(file.ino);
         self.flash.remove(file.ino, key)
@@ -192,7 +192,7 @@ impl CacheFs {
             record.draining = None;
         })?;
         forebay_failpoint::step("ours is dirty over theirs");
-        self.drainer.ask(std::slice::from_ref(file));
+        self.drain_list.ask(std::slice::from_ref(file));
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl CacheFs {
             Some(theirs) => self.replace_theirs(file, path, theirs)?,
             None => self.make_anew(file, path)?,
         }
-        self.drainer.ask(std::slice::from_ref(file));
+        self.drain_list.ask(std::slice::from_ref(file));
         Ok(())
     }
 
@@ -224,12 +224,12 @@ impl CacheFs {
         path: &[u8],
         mut theirs: PfsStat,
     ) -> Result<()> {
-        if let Some(other) = self.find(theirs.key)? {
+        if let Some(other) = self.records.find(theirs.key)? {
             // What is here of theirs goes; not if it has something of its own.
             if other.is_dirty() {
                 return Err(Errno::EBUSY);
             }
-            self.wait_closed(&other, false)?;
+            other.wait_closed(false)?;
             self.forget_ours(&other)?;
         }
         let owner = file.state.lock().record.own_owner();
@@ -281,7 +281,7 @@ impl CacheFs {
         forebay_failpoint::step("ours is the file on record");
         self.flash.rekey(file.ino, old, stat.key)?;
         self.nodes.rekey(file.number(), stat.key);
-        self.tell_keys(file, stat.key, None)
+        self.ownership.tell_keys(file, stat.key, None)
     }
 
     /// All that is here of ours is dirty from now on, and the record changes with it.

@@ -20,25 +20,24 @@ fn told(what: &'static str) -> impl Fn(Errno) -> Failed {
     move |errno| failed(errno, what)
 }
 
-impl CacheFs {
-    /// Runs something as the writer; as the server where the writer may not (a file that was made
-    /// without the right to write, and written by who made it).
-    pub(super) fn as_writer<T>(
-        &self,
-        file: &CacheFile,
-        call: impl Fn() -> forebay_proto::Result<T>,
-    ) -> forebay_proto::Result<T> {
-        let writer = file.state.lock().record.writer.clone();
-        let tried = writer.act().and_then(|_act| call());
-        match tried {
-            Err(Errno::EACCES | Errno::EPERM) => {
-                let _act = Who::server().act()?;
-                call()
-            }
-            other => other,
+/// Runs something as the writer; as the server where the writer may not (a file that was made
+/// without the right to write, and written by who made it).
+pub(super) fn as_writer<T>(
+    file: &CacheFile,
+    call: impl Fn() -> forebay_proto::Result<T>,
+) -> forebay_proto::Result<T> {
+    let writer = file.state.lock().record.writer.clone();
+    let tried = writer.act().and_then(|_act| call());
+    match tried {
+        Err(Errno::EACCES | Errno::EPERM) => {
+            let _act = Who::server().act()?;
+            call()
         }
+        other => other,
     }
+}
 
+impl CacheFs {
     /// Sets the size of what is drained to.
     pub(super) fn resize_target(
         &self,
@@ -47,7 +46,7 @@ impl CacheFs {
         size: u64,
     ) -> Result<(), Failed> {
         let resize = || rfs::ftruncate(target, size).map_err(errno);
-        self.as_writer(file, resize).map_err(told("set the size of the PFS file"))
+        as_writer(file, resize).map_err(told("set the size of the PFS file"))
     }
 
     /// The temporary gets owner, xattrs (ACLs among them) and mode of the file that it replaces, and none
@@ -81,18 +80,18 @@ impl CacheFs {
             };
             let set =
                 || rfs::fsetxattr(target, &name[..], &value, XattrFlags::empty()).map_err(errno);
-            self.as_writer(file, set).map_err(refused("give it its xattrs"))?;
+            as_writer(file, set).map_err(refused("give it its xattrs"))?;
         }
         let inherited = xattrs_of(&proc_path(target.as_fd(), b""));
         for name in inherited.map_err(told("list its xattrs"))? {
             if !names.contains(&name) {
                 let remove = || rfs::fremovexattr(target, &name[..]).map_err(errno);
-                self.as_writer(file, remove).map_err(refused("take inherited xattrs off it"))?;
+                as_writer(file, remove).map_err(refused("take inherited xattrs off it"))?;
             }
         }
         let mode = Mode::from_raw_mode(found.stat.mode & 0o7777);
         let set = || rfs::fchmod(target, mode).map_err(errno);
-        self.as_writer(file, set).map_err(refused("give it its mode"))
+        as_writer(file, set).map_err(refused("give it its mode"))
     }
 
     /// What is made in the place of a file can be used by nobody who could not use that: where its owner or group

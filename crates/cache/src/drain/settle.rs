@@ -132,7 +132,7 @@ impl CacheFs {
         let mut turn = Turn::begin();
         while block * BLOCK_BYTES < size {
             let start = block * BLOCK_BYTES;
-            let data = self.next_data(file, start, size)?;
+            let data = self.flash.next_data(file.ino, start, size)?;
             if data >= start + BLOCK_BYTES {
                 // A hole: zeros, which the PFS has to get where it has something else.
                 let until = (data / BLOCK_BYTES).min(size.div_ceil(BLOCK_BYTES));
@@ -163,13 +163,5 @@ impl CacheFs {
             }
         }
         Ok(runs)
-    }
-
-    /// Where the next data begins, `size` if there is none.
-    pub(super) fn next_data(&self, file: &CacheFile, offset: u64, size: u64) -> Result<u64> {
-        match self.flash.seek(file.ino, offset, libc::SEEK_DATA as u32) {
-            Err(Errno::ENXIO) => Ok(size.next_multiple_of(BLOCK_BYTES)),
-            other => other,
-        }
     }
 }

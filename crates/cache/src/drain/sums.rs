@@ -84,7 +84,7 @@ impl CacheFs {
         let mut data = vec![0; BLOCK_BYTES as usize];
         let mut turn = Turn::begin();
         for block in blocks {
-            if self.drainer.is_stopping() {
+            if self.drain_list.is_stopping() {
                 return Err(Errno::ECANCELED);
             }
             let _gate = file.gate.read();

@@ -101,7 +101,7 @@ impl Shared {
             if ino.shard() == ShardId(0) {
                 return Ok(ino);
             }
-            self.names().give_away(ino);
+            self.names().ownership.give_away(ino);
             match self.data_server(ino).take(&[ino], None, false).pop().unwrap() {
                 Err(Errno::ESTALE) => {}
                 other => return other.map(|attr| attr.ino),
@@ -122,7 +122,7 @@ impl Shared {
                     self.names().create(&root, Ino::ROOT, name.as_bytes(), MODE, false).unwrap();
                 let ino = made.0.attr.ino;
                 if ino.shard() != ShardId(0) {
-                    self.names().give_away(ino);
+                    self.names().ownership.give_away(ino);
                     self.data_server(ino).take(&[ino], None, false).pop().unwrap().unwrap();
                     self.data_server(ino).open_made(&root, ino, false).unwrap();
                 }
@@ -417,7 +417,7 @@ fn a_changed_limit_of_drains_is_kept_over_a_restart() {
     for (found, changed) in [(0, 5 << 20), (5 << 20, 0), (0, 1)] {
         let shared = Shared::open(base.path());
         for server in &shared.servers {
-            assert_eq!(server.fs.drainer.rate(), found);
+            assert_eq!(server.fs.drain_list.rate(), found);
             server.fs.set_rate(changed).unwrap();
         }
         shared.crash();

@@ -252,15 +252,15 @@ fn drains_that_make_room_for_files_go_on_until_there_is_some() {
     });
     let made = made.count();
     assert!(few(), "{made} files are not enough");
-    let all = cache.fs.drainer.count();
+    let all = cache.fs.drain_list.count();
     // One writer who waits, and no more than one.
     cache.write("one-more", 0, b"data");
     let until = Instant::now() + Duration::from_secs(20);
     while cache.fs.space.is_tight(&cache.fs) {
-        assert!(Instant::now() < until, "{} of {all} are still dirty", cache.fs.drainer.count());
+        assert!(Instant::now() < until, "{} of {all} are still dirty", cache.fs.drain_list.count());
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(cache.fs.drainer.count() > 0, "policies count again");
+    assert!(cache.fs.drain_list.count() > 0, "policies count again");
     cache.crash();
 }
 
@@ -442,11 +442,11 @@ fn a_watermark_drains_down_to_its_lower_mark() {
     std::thread::sleep(Duration::from_millis(1_500));
     assert_eq!(cache.state("/").files, 7, "22 % may stay");
     // A drain that ended among the writes would leave what came after it, up to the upper mark.
-    cache.fs.drainer.hold(true);
+    cache.fs.drain_list.hold(true);
     for i in 7..12 {
         cache.write(&format!("f{i}"), 0, &data);
     }
-    cache.fs.drainer.hold(false);
+    cache.fs.drain_list.hold(false);
     let until = Instant::now() + Duration::from_secs(20);
     while cache.state("/").dirty_bytes > 64 * MIB / 10 {
         assert!(Instant::now() < until, "{:?}", cache.state("/"));

@@ -106,7 +106,7 @@ fn a_record_that_a_drain_has_overtaken_is_not_taken_for_the_files() {
         all -= 1;
         assert!(all >= 0, "somebody else holds the node");
     }
-    let loaded = running.fs.load(ino, Ino(0), &record);
+    let loaded = running.fs.records.load(ino, Ino(0), &record);
     assert_eq!(loaded.map(drop), Err(Errno::ESTALE));
     running.write("f", 0, b"again");
     assert!(running.flush("/").is_durable());

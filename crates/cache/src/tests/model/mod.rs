@@ -251,7 +251,7 @@ impl Drop for ToldOnPanic<'_> {
             let size = self.0.fs.flash.stat(ino).map(|object| object.size_bytes);
             eprintln!("on record: inode {ino}, {size:?} bytes, {record:?}");
         }
-        for file in self.0.fs.drainer.files() {
+        for file in self.0.fs.drain_list.files() {
             eprintln!("to be drained: inode {}, {} opens", file.ino, file.state.lock().opens);
         }
         eprintln!("to be removed from the PFS: {:?}", self.0.fs.flash.leftovers());

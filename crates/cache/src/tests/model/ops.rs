@@ -282,7 +282,7 @@ impl World<'_> {
         let describe = |(ino, record): (_, crate::record::Record)| {
             let path = String::from_utf8_lossy(record.path.as_bytes()).into_owned();
             let pinned = if record.pinned { "pinned " } else { "" };
-            let Some(file) = fs.loaded_or_load(ino).ok().flatten() else {
+            let Some(file) = fs.records.loaded_or_load(ino).ok().flatten() else {
                 return format!("{path}: not loaded");
             };
             let state = file.state.lock();

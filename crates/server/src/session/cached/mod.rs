@@ -175,7 +175,7 @@ impl At<'_> {
         if let Err(errno) = self.must_be_allowed(cache, call) {
             return Reply::failed(errno);
         }
-        if !cache.fs.has_names() && is_of_names(call) {
+        if !cache.fs.ownership().has_names() && is_of_names(call) {
             // No mount that keeps to the numbers asks this here.
             return Reply::failed(Errno::ESTALE);
         }

@@ -43,9 +43,9 @@ impl At<'_> {
     /// goes to whoever takes it there.
     pub(super) fn is_elsewhere(&self, cache: &Cached, attr: &Attr) -> bool {
         let kind = FileKind::from_mode(attr.mode).unwrap_or(FileKind::Dir);
-        let elsewhere = cache.fs.is_elsewhere(attr.ino, kind);
+        let elsewhere = cache.fs.ownership().is_elsewhere(attr.ino, kind);
         if elsewhere {
-            cache.fs.give_away(attr.ino);
+            cache.fs.ownership().give_away(attr.ino);
         }
         elsewhere
     }
