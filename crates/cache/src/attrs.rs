@@ -50,7 +50,7 @@ impl CacheFs {
         }
         let promised = file.state.lock().promised_until.div_ceil(512);
         if file.is_dirty() {
-            let Some(object) = self.object_unless_lost(file)? else {
+            let Some(object) = self.losses.object_unless_lost(file)? else {
                 // It can be removed, and written anew: nobody opens it to read.
                 let known = file.state.lock().record.lost_bytes.unwrap_or(0);
                 attr.size_bytes = known.max(attr.size_bytes);
@@ -107,7 +107,7 @@ impl CacheFs {
         let through =
             change.mode.is_some() || new_owner || change.atime.is_some() || change.mtime.is_some();
         if through {
-            self.own_change_of_inode(file.as_ref(), ino, &who, |inode| {
+            self.own_changes.own_change_of_inode(file.as_ref(), ino, &who, |inode| {
                 let path = proc_path(inode, b"");
                 let rights = match keeps {
                     true => Some(Rights::of(&path, self.pfs.stat_fd(inode)?.mode)?),
@@ -145,16 +145,16 @@ impl CacheFs {
         let _writing = self.ownership.may_write(ino)?;
         let fd = self.inodes.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
-        let file = self.attach(ino, &stat, who)?;
+        let file = self.cached_files.attach(ino, &stat, who)?;
         if size == 0 {
-            self.wait_to_begin_anew(&file)?;
+            self.losses.wait_to_begin_anew(&file)?;
         }
         {
             let _meta = file.meta.lock();
             // A drain may have ended since, or a name gone: what it left counts.
             let stat = self.pfs.stat_fd(fd.as_fd())?;
             self.inodes.must_be(ino, &stat)?;
-            self.is_lost_or_valid(ino, &file, &stat)?;
+            self.cached_files.is_lost_or_valid(ino, &file, &stat)?;
             if !is_copy {
                 self.kill_capability(&file, ino, fd.as_fd())?;
             }
@@ -164,7 +164,7 @@ impl CacheFs {
                 state.writer = who.clone();
             }
             drop(state);
-            self.truncate_data(&file, size)?;
+            self.data.truncate_data(&file, size)?;
         }
         let closed = file.state.lock().opens == 0;
         if closed {
@@ -195,7 +195,7 @@ impl CacheFs {
         let path = proc_path(fd.as_fd(), b"");
         let set = || set_on_pfs(&path, &change);
         match &known.file {
-            Some(file) => self.own_change_locked(file, ino, &Who::server(), set),
+            Some(file) => self.own_changes.own_change_locked(file, ino, &Who::server(), set),
             None => set(),
         }
     }
@@ -214,7 +214,7 @@ impl CacheFs {
             return Ok(());
         }
         let remove = || rfs::removexattr(&path[..], CAPABILITY).map_err(errno);
-        match self.own_change_locked(file, ino, &Who::server(), remove) {
+        match self.own_changes.own_change_locked(file, ino, &Who::server(), remove) {
             // Where the server may not, the drain cannot keep it either.
             Ok(()) | Err(Errno::ENODATA | Errno::EPERM | Errno::EACCES) => {
                 file.has_capability.store(false, Ordering::Relaxed);
@@ -323,7 +323,7 @@ impl CacheFs {
             return Err(Errno::EPERM);
         }
         let file = known.file.as_ref();
-        self.own_change_of_inode(file, ino, &who, |inode| {
+        self.own_changes.own_change_of_inode(file, ino, &who, |inode| {
             let set = {
                 let _act = who.act()?;
                 let path = proc_path(inode, b"");
@@ -342,7 +342,7 @@ impl CacheFs {
             return self.set_policy(&who, ino, None);
         }
         let file = known.file.as_ref();
-        self.own_change_of_inode(file, ino, &who, |inode| {
+        self.own_changes.own_change_of_inode(file, ino, &who, |inode| {
             let removed = {
                 let _act = who.act()?;
                 rfs::removexattr(&proc_path(inode, b"")[..], name)

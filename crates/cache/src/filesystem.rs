@@ -186,7 +186,7 @@ impl DataOps for CacheFs {
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        self.read_data(&self.data(ino)?, offset, buffer)
+        self.data.read_data(&self.data(ino)?, offset, buffer)
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
@@ -195,12 +195,12 @@ impl DataOps for CacheFs {
         }
         let file = self.data(ino)?;
         self.kill_capability_left(&file, ino)?;
-        self.write_data(&file, offset, data, mode)
+        self.data.write_data(&file, offset, data, mode)
     }
 
     fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
         match self.nodes.get(ino)?.file {
-            Some(file) => self.sync_file(&file),
+            Some(file) => self.data.sync_file(&file),
             None => Ok(()),
         }
     }
@@ -208,11 +208,11 @@ impl DataOps for CacheFs {
     fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
         let file = self.data(ino)?;
         self.kill_capability_left(&file, ino)?;
-        self.allocate_data(&file, mode, offset, length)
+        self.data.allocate_data(&file, mode, offset, length)
     }
 
     fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        self.seek_data(&self.data(ino)?, offset, whence)
+        self.data.seek_data(&self.data(ino)?, offset, whence)
     }
 
     fn copy_file_range(
@@ -229,12 +229,12 @@ impl DataOps for CacheFs {
         let mut done = 0;
         while done < length.min(COPY_MAX_BYTES) {
             let most = (length - done).min(COPY_PIECE_BYTES) as usize;
-            let got = self.read_data(&from, source_offset + done, &mut buffer[..most])?;
+            let got = self.data.read_data(&from, source_offset + done, &mut buffer[..most])?;
             if got == 0 {
                 break;
             }
             let mode = WriteMode::default();
-            done += self.write_data(&into, target_offset + done, &buffer[..got], mode)? as u64;
+            done += self.data.write_data(&into, target_offset + done, &buffer[..got], mode)? as u64;
         }
         Ok(done)
     }
@@ -289,7 +289,7 @@ impl FileSystem for CacheFs {
     fn sync_all(&self) -> Result<()> {
         // What cannot be synced, as it is lost, keeps nothing else from being.
         let synced: Vec<Result<()>> =
-            self.drain_list.files().iter().map(|file| self.sync_file(file)).collect();
+            self.drain_list.files().iter().map(|file| self.data.sync_file(file)).collect();
         self.flash.sync()?;
         synced.into_iter().collect()
     }

@@ -37,7 +37,7 @@ pub(crate) struct Flash {
     making: Mutex<()>,
     /// There was a power cut: a map that was never synced may be gone.
     maps_may_be_lost: AtomicBool,
-    /// See [`super::ballast`]; 0: it was given away.
+    /// See `space::ballast`; 0: it was given away.
     pub(super) ballast_bytes: AtomicU64,
     /// Tests set it: data cannot be read.
     #[cfg(test)]

@@ -12,16 +12,16 @@
 
 mod attach;
 mod attrs;
-mod ballast;
 mod clock;
 mod counters;
 mod data_servers;
 mod drain;
 mod events;
-mod evict;
 mod file;
+mod file_data;
 mod filesystem;
 mod filling;
+mod fills;
 mod flash;
 mod intents;
 mod listing;
@@ -44,7 +44,6 @@ mod pfs_inodes;
 mod pfs_leftovers;
 mod probe;
 mod publishing;
-mod read;
 mod read_ahead;
 mod record;
 mod record_store;
@@ -52,8 +51,8 @@ mod recover;
 mod room_ahead;
 mod served;
 mod space;
+mod stack;
 mod status;
-mod write;
 
 #[cfg(test)]
 mod tests;
@@ -62,6 +61,7 @@ pub use drain::resolve::why_not_resolved;
 pub use forebay_policy::when::{Policy, Watermark, When};
 pub use status::why_not_invalidated;
 
+use attach::CachedFiles;
 use clock::Clocks;
 use counters::Counters;
 use data_servers::DataServers;
@@ -72,6 +72,8 @@ use drain::{DrainList, WORKERS};
 pub use events::CacheEvents;
 use events::Events;
 use file::CacheFile;
+use file_data::FileData;
+use fills::Fills;
 use flash::Flash;
 use forebay_activity::Activity;
 use forebay_interfaces::peers::Peers;
@@ -81,11 +83,13 @@ use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::{Errno, Result, ShardId};
 use forebay_store::flash::Store;
-use intents::Intent;
+use intents::Intents;
+use lost::Losses;
 use mapped::MappedFiles;
 use moves::Moves;
 use nodes::Nodes;
 use notifier::Notifier;
+use own_change::OwnChanges;
 use parking_lot::Mutex;
 use parts::Parts;
 use pfs::{Identity, Pfs};
@@ -93,12 +97,13 @@ use pfs_inodes::PfsInodes;
 use pfs_leftovers::PfsLeftovers;
 use probe::Probe;
 use publishing::Publishing;
-use read_ahead::{READ_AHEAD_THREADS, Wishes};
+use read_ahead::{READ_AHEAD_THREADS, ReadAhead, Wishes};
 use record_store::RecordStore;
 use room_ahead::RoomAhead;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use space::Space;
+use stack::Stack;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -185,8 +190,8 @@ pub struct CacheFs {
     hanging: AtomicBool,
     nodes: Arc<Nodes>,
     options: Arc<CacheOptions>,
-    space: Space,
-    room_ahead: RoomAhead,
+    space: Arc<Space>,
+    room_ahead: Arc<RoomAhead>,
     mapped: MappedFiles,
     drain_list: Arc<DrainList>,
     policies: Arc<Policies>,
@@ -195,19 +200,44 @@ pub struct CacheFs {
     clocks: Arc<Clocks>,
     events: Arc<Events>,
     activity: Arc<Activity>,
-    intents: Mutex<Vec<Intent>>,
+    intents: Arc<Intents>,
     moves: Arc<Moves>,
-    leftovers: PfsLeftovers,
+    leftovers: Arc<PfsLeftovers>,
     wishes: Arc<Wishes>,
     notifier: Arc<Notifier>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    token: u64,
     discarding: AtomicBool,
     publishing: Arc<Publishing>,
     records: Arc<RecordStore>,
     ownership: Arc<Ownership>,
     inodes: Arc<PfsInodes>,
     dirty: Arc<DirtyFiles>,
+    own_changes: Arc<OwnChanges>,
+    fills: Arc<Fills>,
+    losses: Arc<Losses>,
+    data: Arc<FileData>,
+    cached_files: Arc<CachedFiles>,
+}
+
+type Threads = Mutex<Vec<JoinHandle<()>>>;
+
+/// Starts threads that work on a component until the cache is closed.
+fn start<T: Send + Sync + 'static>(
+    threads: &Threads,
+    name: &str,
+    count: usize,
+    of: &Arc<T>,
+    work: impl Fn(&T) + Send + Clone + 'static,
+) -> Result<()> {
+    for _ in 0..count {
+        let (of, work) = (of.clone(), work.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("cache-{name}"))
+            .spawn(move || work(&of))
+            .map_err(|e| Errno::from_io(&e))?;
+        threads.lock().push(thread);
+    }
+    Ok(())
 }
 
 impl CacheFs {
@@ -280,24 +310,27 @@ impl CacheFs {
             publishing: Arc::default(),
             token,
         };
-        let ownership = Arc::new(Ownership::new(&parts, data_servers));
-        let inodes = Arc::new(PfsInodes::new(&parts, &ownership));
-        let records = Arc::new(RecordStore::new(&parts));
-        let dirty = Arc::new(DirtyFiles::new(&parts, &ownership));
+        let stack = Stack::new(&parts, data_servers, capacity);
+        let read_ahead = Arc::new(ReadAhead::new(&parts, &stack.fills, &stack.leftovers));
         let fs = Arc::new(CacheFs {
-            space: Space::new(capacity, origin),
-            room_ahead: RoomAhead::new(&parts.flash),
+            space: stack.space,
+            room_ahead: stack.room_ahead,
             mapped: MappedFiles::default(),
-            intents: Mutex::default(),
-            leftovers: PfsLeftovers::default(),
+            intents: stack.intents,
+            leftovers: stack.leftovers,
+            own_changes: stack.own_changes,
+            fills: stack.fills,
+            losses: stack.losses,
+            data: stack.data,
+            cached_files: stack.cached_files,
             probe: Probe::default(),
             hanging: AtomicBool::new(false),
             threads: Mutex::default(),
             discarding: AtomicBool::new(false),
-            records,
-            ownership,
-            inodes,
-            dirty,
+            records: stack.records,
+            ownership: stack.ownership,
+            inodes: stack.inodes,
+            dirty: stack.dirty,
             flash: parts.flash,
             pfs: parts.pfs,
             nodes: parts.nodes,
@@ -312,10 +345,8 @@ impl CacheFs {
             moves: parts.moves,
             wishes: parts.wishes,
             notifier: parts.notifier,
-            token: parts.token,
             publishing: parts.publishing,
         });
-        fs.ownership.share();
         if let Some(shard) = fs.options.served {
             fs.drain_list.hold(true);
             fs.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
@@ -329,33 +360,19 @@ impl CacheFs {
             Ok(()) | Err(Errno::ENOSPC) => {}
             Err(e) => return Err(at("keep room for maps in")(e)),
         }
-        fs.start("drain", WORKERS, |fs| fs.drain_files()).map_err(at("start threads for"))?;
-        fs.start("room", 1, |fs| fs.keep_room_for_kernels()).map_err(at("start threads for"))?;
-        fs.start("mapped", 1, |fs| fs.look_at_mapped_files()).map_err(at("start threads for"))?;
-        fs.start("read-ahead", READ_AHEAD_THREADS, move |fs| fs.read_ahead(&wished))
-            .map_err(at("start threads for"))?;
+        let starts = at("start threads for");
+        let threads = &fs.threads;
+        start(threads, "drain", WORKERS, &fs, |fs| fs.drain_files()).map_err(&starts)?;
+        start(threads, "room", 1, &fs.space, |space| space.keep_room_for_kernels())
+            .map_err(&starts)?;
+        start(threads, "mapped", 1, &fs, |fs| fs.look_at_mapped_files()).map_err(&starts)?;
+        let serve = move |read_ahead: &ReadAhead| read_ahead.read_ahead(&wished);
+        start(threads, "read-ahead", READ_AHEAD_THREADS, &read_ahead, serve).map_err(&starts)?;
         if fs.ownership.is_shared() {
-            fs.start("data servers", 1, |fs| fs.ownership.tell_others())
-                .map_err(at("start threads for"))?;
+            start(threads, "data servers", 1, &fs.ownership, |here| here.tell_others())
+                .map_err(&starts)?;
         }
         Ok(fs)
-    }
-
-    fn start(
-        self: &Arc<Self>,
-        name: &str,
-        count: usize,
-        work: impl Fn(&CacheFs) + Send + Clone + 'static,
-    ) -> Result<()> {
-        for _ in 0..count {
-            let (fs, work) = (self.clone(), work.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("cache-{name}"))
-                .spawn(move || work(&fs))
-                .map_err(|e| Errno::from_io(&e))?;
-            self.threads.lock().push(thread);
-        }
-        Ok(())
     }
 
     /// Which server has what, where data is spread over several.
@@ -386,7 +403,7 @@ impl CacheFs {
                 .errno(libc::ETIMEDOUT)
                 .hint("what it has is on flash; the next mount goes on"));
         }
-        self.sweep();
+        self.leftovers.sweep();
         if self.dirty_files() > 0 {
             return Ok(());
         }

@@ -73,7 +73,7 @@ impl CacheFs {
         want_local: bool,
     ) -> Result<(Arc<CacheFile>, Opened)> {
         let record = Record { nameless: true, ..self.records.new_record(stat, b"", &who) };
-        let file = self.make(ino, record, 0).map_err(|e| match e {
+        let file = self.cached_files.make(ino, record, 0).map_err(|e| match e {
             // Something is on record of an inode that the PFS had under this number.
             Errno::EEXIST => Errno::EAGAIN,
             e => e,
@@ -101,7 +101,7 @@ impl CacheFs {
         if !ends {
             return;
         }
-        if let Err(error) = self.lose(file) {
+        if let Err(error) = self.leftovers.lose(file) {
             tracing::warn!(ino = %file.ino, %error, "a file without a name stays on flash until the next start");
         }
     }

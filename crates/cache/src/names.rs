@@ -8,7 +8,6 @@ use super::data_servers::LinkChange;
 use super::file::CacheFile;
 use super::own_change::lock_metas;
 use super::pfs::{HELD_PREFIX, PfsStat, errno};
-use super::record::Draining;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::attr::FileKind;
@@ -79,7 +78,7 @@ impl CacheFs {
             (file, _) => file,
         };
         if let Some(file) = &file {
-            self.found_again(file, (parent, name))?;
+            self.leftovers.found_again(file, (parent, name))?;
         }
         Ok(Entry { attr: self.attr_of(ino, stat, file.as_ref())? })
     }
@@ -152,7 +151,7 @@ impl CacheFs {
         let (before, stat) = self.moves.follow(|| {
             let known = self.nodes.get(ino)?;
             self.ownership.while_one_inode(ino, known.kind, || {
-                self.own_change(known.file.as_ref(), ino, &who, || {
+                self.own_changes.own_change(known.file.as_ref(), ino, &who, || {
                     match self.link_nameless(&who, ino, dir.as_fd(), (parent, name))? {
                         Some(linked) => Ok(linked),
                         None => self.link_one_of(&who, ino, (dir.as_fd(), name)),
@@ -215,11 +214,12 @@ impl CacheFs {
             let _act = who.act()?;
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
         };
-        let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
+        let intent =
+            leaving.last.then(|| self.intents.intent_to_remove(leaving.file.as_ref())).flatten();
         forebay_failpoint::step("a name is about to be removed");
         let left = {
             let _changing = self.ownership.changing_names();
-            self.with_intent(intent, || {
+            self.intents.with_intent(intent, || {
                 let _meta = leaving.file.as_ref().map(|file| file.meta.lock());
                 self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
             })?
@@ -314,14 +314,14 @@ impl CacheFs {
             (Some(file), _) if leaving.last => {
                 self.held_meanwhile(leaving, who, remove)?;
                 forebay_failpoint::step("a dirty file has lost its name on the PFS");
-                self.lose(file)?;
+                self.leftovers.lose(file)?;
             }
             (Some(file), Some(ino)) => {
                 // Its other names may be known to nobody here: what is dirty goes by the inode.
                 let inode = self.inodes.open_node(ino, who).ok();
                 let path = self.inodes.path_below((parent, name))?;
-                self.own_change_locked(file, ino, who, || {
-                    self.keep_reachable(file, ino, dir, &path, who)?;
+                self.own_changes.own_change_locked(file, ino, who, || {
+                    self.leftovers.keep_reachable(file, ino, dir, &path, who)?;
                     remove()
                 })?;
                 *file.inode.lock() = inode.map(Arc::new).filter(|_| file.is_dirty());
@@ -369,27 +369,6 @@ impl CacheFs {
     pub(super) fn let_go_of_removed(&self, ino: Ino) {
         if self.pfs.renames_what_is_held() {
             self.nodes.hold(ino, None);
-        }
-    }
-
-    /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
-    /// beside it stays on record until it is removed: nobody else knows of it.
-    pub(super) fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
-        self.unlink_kept(file)?;
-        let (key, is_beside) = {
-            let mut state = file.state.lock();
-            let is_beside = matches!(state.record.draining, Some(Draining::Temporary { .. }));
-            if is_beside {
-                state.save(&self.flash, file, |record| record.removed = true)?;
-            }
-            state.gone = true;
-            (state.record.key, is_beside)
-        };
-        self.dirty.unlist(file);
-        self.space.dropped(file.ino);
-        match is_beside {
-            true => self.end_lost(file),
-            false => self.flash.remove(file.ino, key),
         }
     }
 
@@ -472,9 +451,9 @@ impl CacheFs {
         let (old_path, new_path) = (self.inodes.path_below(from)?, self.inodes.path_below(to)?);
         let gone = replaced.as_ref().filter(|r| !exchange && r.last);
         let gone = gone.and_then(|r| r.file.as_ref());
-        let intent = self.intent_to_move(&old_path, &new_path, gone, exchange);
+        let intent = self.intents.intent_to_move(&old_path, &new_path, gone, exchange);
         let changing = self.ownership.changing_names();
-        let heard = self.with_intent(intent, || {
+        let heard = self.intents.with_intent(intent, || {
             let files = [Some(&moved), replaced.as_ref()].map(|l| l.and_then(|l| l.file.clone()));
             let _metas = lock_metas(&files);
             self.do_rename((from, to, to_dir.as_fd()), exchange, moved, replaced, &who, rename)
@@ -504,13 +483,13 @@ impl CacheFs {
             self.nodes.moving(ino, from.0, from.1);
         }
         let moving = || match (&moved.file, moved_ino) {
-            (Some(file), Some(ino)) => self.own_change_locked(file, ino, who, rename),
+            (Some(file), Some(ino)) => self.own_changes.own_change_locked(file, ino, who, rename),
             _ => rename(),
         };
         let left = match &replaced {
             Some(replaced) if !exchange => self.with_leaving(replaced, to_dir, to, who, moving)?,
             Some(Leaving { file: Some(file), node: Some(node), .. }) => {
-                self.own_change_locked(file, node.ino, who, moving)?;
+                self.own_changes.own_change_locked(file, node.ino, who, moving)?;
                 None
             }
             _ => {
@@ -531,7 +510,8 @@ impl CacheFs {
         let elsewhere = [Some(&moved), exchanged].into_iter().flatten();
         let heard = elsewhere.filter_map(|leaving| self.moved_elsewhere(leaving)).chain(left);
         let heard = heard.collect();
-        self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())?;
+        self.intents
+            .paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())?;
         Ok(heard)
     }
 }

@@ -39,16 +39,16 @@ impl CacheFs {
         let who = Who::of(caller);
         let _writing = if writes(flags) { Some(self.ownership.may_write(ino)?) } else { None };
         let (source, stat) = self.inodes.open_source(ino, &who, flags)?;
-        let opening = self.attach_to_open(ino, &stat, &who)?;
+        let opening = self.cached_files.attach_to_open(ino, &stat, &who)?;
         let file = opening.file();
         if flags as i32 & libc::O_TRUNC != 0 {
-            self.wait_to_begin_anew(file)?;
+            self.losses.wait_to_begin_anew(file)?;
         }
         let _meta = self.meta_of(file);
         // A drain may have ended since, or its last name gone: what it left counts.
         let stat = self.pfs.stat_fd(source.as_fd())?;
         self.inodes.must_be(ino, &stat)?;
-        let is_lost = self.is_lost_or_valid(ino, file, &stat)?;
+        let is_lost = self.cached_files.is_lost_or_valid(ino, file, &stat)?;
         if writes(flags) {
             match caller.uid == 0 && flags as i32 & libc::O_TRUNC == 0 {
                 true => self.leave_capability(file, source.as_fd()),
@@ -95,7 +95,7 @@ impl CacheFs {
             if kill_suid_of.is_some() {
                 self.kill_suid_locked(ino, kill_suid_of)?;
             }
-            self.truncate_data(file, 0)?;
+            self.data.truncate_data(file, 0)?;
         }
         let local = match want_local {
             true => self.local_object(file, writes(flags))?,
@@ -103,7 +103,7 @@ impl CacheFs {
         };
         let in_kernel = local.is_some() || file.state.lock().locals > 0;
         if writes(flags) && in_kernel {
-            self.mark_whole(file)?;
+            self.data.mark_whole(file)?;
         }
         if local.is_some() {
             let mut state = file.state.lock();
@@ -127,7 +127,7 @@ impl CacheFs {
 
     /// The object for the kernel, if it may have it. Nothing of the file is evicted while it is being opened.
     fn local_object(&self, file: &Arc<CacheFile>, write: bool) -> Result<Option<Arc<File>>> {
-        if write && !(self.options.writes_by_kernel && self.space.has_headroom(self)) {
+        if write && !(self.options.writes_by_kernel && self.space.has_headroom()) {
             return Ok(None);
         }
         let missing = {
@@ -144,7 +144,7 @@ impl CacheFs {
             return Ok(None);
         }
         if missing > 0 {
-            match self.fetch_all(file) {
+            match self.fills.fetch_all(file) {
                 // Served, it will be told to who reads it.
                 Err(error) => {
                     tracing::debug!(%error, "not fetched at open");
@@ -155,36 +155,6 @@ impl CacheFs {
             }
         }
         Ok(Some(Arc::new(self.flash.open(file.ino)?)))
-    }
-
-    /// True if the file has lost its last name, by us: who knows its number goes on with it, as with any removed
-    /// file, and nothing of it drains. Else it is compared with what the PFS has. With `meta` locked.
-    pub(super) fn is_lost_or_valid(
-        &self,
-        ino: Ino,
-        file: &Arc<CacheFile>,
-        stat: &PfsStat,
-    ) -> Result<bool> {
-        let as_nfs = self.pfs.renames_what_is_held();
-        let is_held = self.nodes.get(ino)?.held.is_some();
-        if as_nfs && !is_held && self.nodes.names(ino).is_empty() {
-            // Removed since it was looked up: nothing is held there for who had not opened it.
-            return Err(Errno::ESTALE);
-        }
-        // What is removed and held has a name there that is nobody's.
-        if stat.nlink > u32::from(as_nfs) || !is_held {
-            self.revalidate(file, stat)?;
-            return Ok(false);
-        }
-        let goes_on = {
-            let state = file.state.lock();
-            state.gone || state.record.nameless
-        };
-        if !goes_on {
-            // Nothing was here of it when it was removed.
-            self.lose(file)?;
-        }
-        Ok(true)
     }
 
     /// Makes a file on the PFS, and opens it here.
@@ -247,7 +217,7 @@ impl CacheFs {
         who: Who,
         want_local: bool,
     ) -> Result<(Arc<CacheFile>, Opened)> {
-        let opening = self.attach_to_open(ino, stat, &who)?;
+        let opening = self.cached_files.attach_to_open(ino, stat, &who)?;
         let file = opening.file();
         // A default ACL of the directory.
         self.note_acl(file, made)?;
@@ -281,12 +251,13 @@ impl CacheFs {
         let who = Who::of(caller);
         let _writing = self.ownership.may_write(ino)?;
         let node = self.inodes.open_node_any(ino)?;
-        let opening = self.attach_to_open(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
+        let opening =
+            self.cached_files.attach_to_open(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
         let file = opening.file();
         let _meta = file.meta.lock();
         let stat = self.pfs.stat_fd(node.as_fd())?;
         self.inodes.must_be(ino, &stat)?;
-        self.revalidate(file, &stat)?;
+        self.cached_files.revalidate(file, &stat)?;
         self.open_attached(file, ino, who, want_local)
     }
 
@@ -334,7 +305,7 @@ impl CacheFs {
         if is_gone {
             self.let_go_of_removed(ino);
         }
-        if let Err(error) = self.give_room_back(file) {
+        if let Err(error) = self.room_ahead.give_room_back(file) {
             tracing::warn!(%error, "room behind the end of a file stays taken until the next start");
         }
         let state = file.state.lock();
@@ -365,7 +336,7 @@ impl CacheFs {
         }
         if state.record.kept_as.is_some() {
             drop(state);
-            if let Err(error) = self.release_kept(file) {
+            if let Err(error) = self.leftovers.release_kept(file) {
                 tracing::warn!(%error, "a name of ours stays on the PFS until the next start");
             }
         } else if let Err(error) = self.records.forget_empty(file, state) {

@@ -97,7 +97,7 @@ impl CacheFs {
         if power_cut {
             self.flash.expect_lost_maps();
         }
-        self.load_leftovers()?;
+        self.leftovers.load_leftovers()?;
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
         let made_empty = self.flash.take_made_empty();
@@ -125,11 +125,12 @@ impl CacheFs {
             };
             self.take_up_data(&file, power_cut, made_empty.contains(&ino))?;
             let is_removed = is_dirty
-                && (file.state.lock().record.removed || self.take_up_names(&file, &intents)?);
+                && (file.state.lock().record.removed
+                    || self.intents.take_up_names(&file, &intents)?);
             match is_dirty {
                 false => clean += 1,
                 true if is_removed => {
-                    if let Err(error) = self.unlink_kept(&file) {
+                    if let Err(error) = self.leftovers.unlink_kept(&file) {
                         tracing::warn!(%ino, %error, "a name of ours that a removed file had");
                     }
                     {
@@ -138,7 +139,7 @@ impl CacheFs {
                         state.gone = true;
                     }
                     self.space.dropped(file.ino);
-                    if let Err(error) = self.end_lost(&file) {
+                    if let Err(error) = self.leftovers.end_lost(&file) {
                         tracing::warn!(%ino, %error, "what is here of a removed file stays until the next start");
                     }
                     dropped += 1;
@@ -156,7 +157,7 @@ impl CacheFs {
         if !intents.is_empty() {
             self.flash.save_intents(&[])?;
         }
-        self.take_up_leftovers(power_cut, &ours);
+        self.leftovers.take_up_leftovers(power_cut, &ours);
         if dirty + clean + dropped > 0 {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
         }
@@ -170,15 +171,15 @@ impl CacheFs {
             file.state.lock().seen_bytes = 0;
         }
         if made_empty && self.is_taken_away(file, power_cut) {
-            self.note_lost(file);
+            self.losses.note_lost(file);
         }
-        if self.data_is_lost(file)? {
+        if self.losses.data_is_lost(file)? {
             return Ok(());
         }
         {
             let mut state = file.state.lock();
             if let Some(size) = state.record.truncating_to {
-                self.cut(file, &mut state, size)?;
+                self.data.cut(file, &mut state, size)?;
             }
         }
         self.drop_fresh(file)?;
@@ -193,7 +194,7 @@ impl CacheFs {
             let size = self.flash.stat(file.ino)?.size_bytes;
             file.state.lock().has_seen(size);
         }
-        self.give_old_room_back(file)
+        self.room_ahead.give_old_room_back(file)
     }
 
     /// A dirty file's object was not there. Before its first fsync a power cut may take it; all else is somebody's doing.
@@ -297,7 +298,7 @@ impl CacheFs {
             self.punch_what_is_not_here(file, &state)?;
         }
         drop(state);
-        if let Err(error) = self.release_kept(file) {
+        if let Err(error) = self.leftovers.release_kept(file) {
             tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS");
         }
         Ok(())

@@ -187,7 +187,7 @@ impl CacheFs {
         }
         if may_have_written && !state.is_lost() {
             // Read once at its close, as after any write by a kernel.
-            self.mark_dirty(file, &mut state)?;
+            self.data.mark_dirty(file, &mut state)?;
             state.save(&self.flash, file, |record| record.whole = true)?;
             state.at_open = None;
         }
@@ -215,7 +215,7 @@ impl CacheFs {
             let fd = self.inodes.open_node(ino, &Who::server());
             let fd = fd.or_else(|_| self.inodes.open_node(ino, who))?;
             let stat = self.pfs.stat_fd(fd.as_fd())?;
-            match self.attach_to_open(ino, &stat, who) {
+            match self.cached_files.attach_to_open(ino, &stat, who) {
                 Err(Errno::ESTALE) if tries < REOPEN_TRIES => tries += 1,
                 opening => return opening,
             }

@@ -51,7 +51,7 @@ pub fn why_not_invalidated(what: &str, path: &Path, errno: Errno) -> ControlErro
 
 impl CacheFs {
     fn describe(&self, file: &Arc<CacheFile>) -> Result<CachedFile> {
-        let object = self.object_unless_lost(file);
+        let object = self.losses.object_unless_lost(file);
         let (is_lost, there) = (matches!(object, Ok(None)), object.ok().flatten());
         let draining = file.drain.is_locked();
         let path = self.nodes.path(file.number()).ok();
@@ -185,7 +185,7 @@ impl CacheFs {
         let named = self.key_of_a_name(path);
         files.retain(|file| {
             if named.is_some_and(|key| file.state.lock().record.key == key) {
-                self.is_also_at(file, path);
+                self.leftovers.is_also_at(file, path);
                 return true;
             }
             let paths = self.nodes.paths(file.number());
@@ -466,7 +466,7 @@ impl CacheFs {
         let Some(ino) = self.walk_to_file(&path, &who)? else {
             return Ok(Err(not_cached(&path, stat.size)));
         };
-        let file = self.attach(ino, &stat, &who);
+        let file = self.cached_files.attach(ino, &stat, &who);
         // Only while somebody else needs the node.
         drop(self.nodes.forget(ino, 1));
         file.map(Ok)
@@ -487,13 +487,13 @@ impl CacheFs {
                 let key = file.state.lock().record.key;
                 self.pfs.open_file(&path, key, rustix::fs::OFlags::RDONLY)?.0
             };
-            self.revalidate(&file, &stat)?;
+            self.cached_files.revalidate(&file, &stat)?;
             if file.state.lock().is_lost() {
                 return Err(Errno::EIO);
             }
             file.set_source(Some(Arc::new(source)));
         }
-        let fetched = self.fetch_all(&file);
+        let fetched = self.fills.fetch_all(&file);
         if file.state.lock().opens == 0 {
             file.set_source(None);
         }
@@ -526,7 +526,7 @@ impl CacheFs {
                 return Err(Errno::EBUSY);
             }
         }
-        self.take_base(&file, &stat)?;
+        self.cached_files.take_base(&file, &stat)?;
         self.describe(&file)
     }
 
@@ -561,7 +561,7 @@ impl CacheFs {
             return Err(Errno::ENOENT);
         }
         files.retain(|file| {
-            let is_lost = self.data_is_lost(file).unwrap_or(false);
+            let is_lost = self.losses.data_is_lost(file).unwrap_or(false);
             is_lost || file.state.lock().record.state == State::Conflict
         });
         // A directory may have the name that the file had; and several files may have had it: one after the other.

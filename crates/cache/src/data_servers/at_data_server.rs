@@ -153,7 +153,7 @@ impl CacheFs {
         if left.removed {
             if let Some(file) = &file {
                 let _meta = file.meta.lock();
-                self.lose(file)?;
+                self.leftovers.lose(file)?;
             }
             self.nodes.set_paths(left.ino, &[]);
             return Ok(());
@@ -162,7 +162,7 @@ impl CacheFs {
         let Some(file) = file else { return Ok(()) };
         let _meta = file.meta.lock();
         if let Some((before, after)) = &left.change {
-            self.follow_own_change(&file, before, after)?;
+            self.own_changes.follow_own_change(&file, before, after)?;
         }
         if let Some(held) = held.filter(|_| left.gone.is_some()) {
             *file.inode.lock() = Some(Arc::new(held)).filter(|_| file.is_dirty());

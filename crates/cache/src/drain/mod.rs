@@ -297,7 +297,7 @@ impl CacheFs {
                 continue;
             }
             self.drain_once(&file, asked, &mut memory);
-            if let Err(error) = self.end_lost(&file) {
+            if let Err(error) = self.leftovers.end_lost(&file) {
                 tracing::warn!(ino = %file.ino, %error, "what is here of a removed file stays until the next start");
             }
         }
@@ -337,7 +337,7 @@ impl CacheFs {
         match published {
             Ok(true) => {
                 self.counters.drained_file();
-                if let Err(error) = self.release_kept(file) {
+                if let Err(error) = self.leftovers.release_kept(file) {
                     tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS until the next start");
                 }
                 // Somebody may have written it since.
@@ -380,17 +380,17 @@ impl CacheFs {
             Err(_) if self.must_wait_for_decision(file) => {}
             Err(error) => self.drain_failed(file, &error),
         }
-        if self.drain_list.is_pressed() && !self.space.is_tight(self) {
+        if self.drain_list.is_pressed() && !self.space.is_tight() {
             self.drain_list.pressure(false);
         }
-        self.restore_ballast();
+        self.space.restore_ballast();
         self.space.wake();
         self.policies.look_at_watermarks();
     }
 
     /// True if its data is lost: nothing is drained until somebody decides.
     fn must_wait_for_decision(&self, file: &Arc<CacheFile>) -> bool {
-        let is_lost = self.data_is_lost(file).unwrap_or(false);
+        let is_lost = self.losses.data_is_lost(file).unwrap_or(false);
         if is_lost {
             self.drain_list.put_back(file, Instant::now() + LOOK_AGAIN, false);
         }

@@ -8,7 +8,6 @@ use super::super::CacheFs;
 use super::super::events::whole_crc;
 use super::super::file::{CacheFile, FileState};
 use super::super::map::{BLOCK_BYTES, Entry, bits};
-use super::super::names::DRAIN_PREFIX;
 use super::super::paths::split;
 use super::super::pfs::{Key, PfsStat, errno};
 use super::super::record::{Base, Draining, Owner, Record, State};
@@ -233,12 +232,6 @@ impl CacheFs {
         }
     }
 
-    /// The name of the file that a drain makes beside one.
-    pub(in super::super) fn temporary_name(&self, file: &CacheFile) -> Vec<u8> {
-        let own = format!("{:016x}.{:x}", self.token, file.ino.0);
-        [DRAIN_PREFIX, own.as_bytes()].concat()
-    }
-
     fn by_temporary(
         &self,
         file: &Arc<CacheFile>,
@@ -247,8 +240,8 @@ impl CacheFs {
         memory: &mut Memory,
     ) -> Outcome<(PfsStat, Option<Verify>)> {
         let (dir_path, name) = split(&found.path);
-        self.note_drain_dir(dir_path).map_err(at("write the record on flash"))?;
-        let temporary = self.temporary_name(file);
+        self.leftovers.note_drain_dir(dir_path).map_err(at("write the record on flash"))?;
+        let temporary = self.leftovers.temporary_name(file);
         let journal = |key| Draining::Temporary {
             dir: PathBytes::new(dir_path),
             name: PathBytes::new(&temporary),
@@ -273,7 +266,8 @@ impl CacheFs {
         let made = match make() {
             // Of an earlier drain of this file, that could not remove it.
             Err(Errno::EEXIST) => {
-                self.drop_beside(file, dir_path, &temporary)
+                self.leftovers
+                    .drop_beside(file, dir_path, &temporary)
                     .map_err(at("remove what is left of a drain"))?;
                 make()
             }
@@ -303,7 +297,7 @@ impl CacheFs {
             // Its inode number may be another file's as soon as it is gone.
             let was = file.state.lock().record.key;
             if !is_it && self.ownership.tell_keys(file, was, None).is_ok() {
-                self.drop_temporary(file, &dir, (dir_path, &temporary), key);
+                self.leftovers.drop_temporary(file, &dir, (dir_path, &temporary), key);
             }
         }
         done
@@ -435,7 +429,12 @@ impl CacheFs {
                 // Before the number of the old inode is free for another file.
                 self.ownership.tell_keys(file, key, None).map_err(now_is)?;
                 forebay_failpoint::step("the new inode is the file where the names are");
-                self.drop_temporary(file, dir, (dir_path, temporary), Some(found.stat.key));
+                self.leftovers.drop_temporary(
+                    file,
+                    dir,
+                    (dir_path, temporary),
+                    Some(found.stat.key),
+                );
             }
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
                 let rename = || rfs::renameat(dir, temporary, dir, name).map_err(errno);
@@ -485,17 +484,6 @@ impl CacheFs {
             file.set_source(None);
         }
         Ok(())
-    }
-
-    pub(super) fn drop_temporary(
-        &self,
-        file: &CacheFile,
-        dir: &OwnedFd,
-        path: (&[u8], &[u8]),
-        key: Option<Key>,
-    ) {
-        let writer = file.state.lock().record.writer.clone();
-        self.remove_ours(&writer, dir.as_fd(), path, key);
     }
 
     /// What was drained is clean; true if all is.

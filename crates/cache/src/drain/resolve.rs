@@ -85,7 +85,7 @@ impl CacheFs {
         named: &[u8],
     ) -> Result<()> {
         let ended = self.end_conflict_undrained(file, keep, named);
-        self.end_lost(file)?;
+        self.leftovers.end_lost(file)?;
         ended
     }
 
@@ -99,7 +99,7 @@ impl CacheFs {
         // All that is here stays until it is dirty again, or where it belongs.
         let _stays = Opening::of(file.clone());
         self.pfs.check()?;
-        if self.data_is_lost(file)? {
+        if self.losses.data_is_lost(file)? {
             return match keep {
                 Keep::Theirs => self.give_up_data(file),
                 Keep::Ours | Keep::Both => Err(Errno::ENODATA),
@@ -144,8 +144,8 @@ impl CacheFs {
         if file.state.lock().locals > 0 {
             return Err(Errno::EBUSY);
         }
-        self.take_base(file, stat)?;
-        self.unlink_kept(file)?;
+        self.cached_files.take_base(file, stat)?;
+        self.leftovers.unlink_kept(file)?;
         self.dirty.unlist(file);
         Ok(())
     }
@@ -166,7 +166,7 @@ impl CacheFs {
         if file.state.lock().locals > 0 {
             return Err(Errno::EBUSY);
         }
-        self.unlink_kept(file)?;
+        self.leftovers.unlink_kept(file)?;
         let key = {
             let mut state = file.state.lock();
             if state.locals > 0 {
@@ -320,11 +320,11 @@ impl CacheFs {
     fn go_beside(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
         if !file.state.lock().is_whole() {
             // What only the PFS has of it comes from there, if it still is the same file.
-            self.fetch_all(file).map_err(|_| Errno::ENODATA)?;
+            self.fills.fetch_all(file).map_err(|_| Errno::ENODATA)?;
         }
         let (dir_path, name) = split(path);
-        self.note_drain_dir(dir_path)?;
-        let temporary = self.temporary_name(file);
+        self.leftovers.note_drain_dir(dir_path)?;
+        let temporary = self.leftovers.temporary_name(file);
         self.change(file, |record| {
             record.draining = Some(Draining::Temporary {
                 dir: PathBytes::new(dir_path),
@@ -334,7 +334,7 @@ impl CacheFs {
         })?;
         let hidden = joined(dir_path, &temporary);
         // Of an earlier drain of this file, that could not remove it.
-        self.drop_beside(file, dir_path, &temporary)?;
+        self.leftovers.drop_beside(file, dir_path, &temporary)?;
         let owner = file.state.lock().record.own_owner();
         let (dir, target) = self.make_as_writer(file, &hidden)?;
         let made = self.copy_ours(file, &target).and_then(|()| {
@@ -389,7 +389,7 @@ impl CacheFs {
         let mut ours = vec![0; BLOCK_BYTES as usize];
         let mut at = 0;
         while at < size {
-            let got = self.read_data(file, at, &mut ours)?;
+            let got = self.data.read_data(file, at, &mut ours)?;
             if got == 0 {
                 break;
             }
@@ -401,7 +401,7 @@ impl CacheFs {
         let mut theirs = vec![0; BLOCK_BYTES as usize];
         let mut at = 0;
         while at < size {
-            let got = self.read_data(file, at, &mut ours)?;
+            let got = self.data.read_data(file, at, &mut ours)?;
             target.read_exact_at(&mut theirs[..got], at)?;
             if got == 0 || ours[..got] != theirs[..got] {
                 return Err(Errno::EIO);

@@ -54,7 +54,7 @@ impl CacheFs {
 
     fn sum_up(&self, file: &Arc<CacheFile>) -> Result<()> {
         let _one = file.drain.lock();
-        if self.data_is_lost(file)? {
+        if self.losses.data_is_lost(file)? {
             return Ok(());
         }
         let whole = {

@@ -319,7 +319,7 @@ fn a_change_moves_ctime_where_the_clock_of_the_pfs_is_behind() {
     std::thread::sleep(Duration::from_millis(25));
     {
         let _meta = file.meta.lock();
-        cache.fs.follow_own_change(&file, &stamped, &stamped).unwrap();
+        cache.fs.own_changes.follow_own_change(&file, &stamped, &stamped).unwrap();
     }
     let after = cache.fs.getattr(handle.ino).unwrap();
     assert!(after.ctime > before.ctime, "{:?} after {:?}", after.ctime, before.ctime);

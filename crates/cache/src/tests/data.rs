@@ -282,7 +282,7 @@ fn a_file_that_a_kernel_gets_is_whole_however_much_is_evicted_meanwhile() {
         let evicting = &cache;
         scope.spawn(move || {
             while matches!(ended.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
-                let _nothing_is_clean = evicting.fs.space.evict_any(&evicting.fs);
+                let _nothing_is_clean = evicting.fs.space.evict_any();
             }
         });
         // Also if this panics.

@@ -33,7 +33,7 @@ impl<'s> Slow<'s> {
                     let _told = told.recv();
                 }
             })));
-            fs.fetch(&file, blocks, 0).unwrap();
+            fs.fills.fetch(&file, blocks, 0).unwrap();
         });
         Slow { has_read, go_on, thread }
     }

@@ -169,13 +169,13 @@ fn room_for_kernels_is_made_without_a_wait_for_files_that_are_in_use() {
     let gates: Vec<_> = used.iter().map(|file| file.gate.read()).collect();
     let evicted = || cache.fs.counters.bytes()[3];
     let begun = Instant::now();
-    cache.fs.space.keep_room(&cache.fs);
+    cache.fs.space.keep_room();
     let took = begun.elapsed();
     assert_eq!(evicted(), 8 * MIB, "what nobody uses");
     assert!(took < 3 * WAIT, "{took:?}: it waited for files in use");
     // They may go when they are not used any more.
     drop(gates);
-    cache.fs.space.keep_room(&cache.fs);
+    cache.fs.space.keep_room();
     assert!(evicted() > 8 * MIB);
     cache.crash();
 }

@@ -1,21 +1,21 @@
-//! What goes when room is needed on flash: the clean blocks of a segment, as [`super::space`] has chosen it.
+//! What goes when room is needed on flash: the clean blocks of a segment, as [`super`] has chosen it.
 //!
 //! Invariants: only blocks that are PRESENT and not DIRTY go, looked at under the file's locks in the moment when they
 //! go, and nothing of a file that a kernel has open itself, that is pinned or whole dirty. A block leaves the map
 //! before its data leaves flash. What lies beside it and is on no map goes along: the rest of a large page of a store in
 //! memory, or what a kill left.
 
-use super::CacheFs;
-use super::file::{CacheFile, FileState};
-use super::map::{Entry, bits};
-use super::space::SEGMENT_BLOCKS;
+use super::super::file::{CacheFile, FileState};
+use super::super::map::{Entry, bits};
+use super::SEGMENT_BLOCKS;
+use super::Space;
 use forebay_proto::{Ino, Result};
 use std::ops::Range;
 use std::time::Duration;
 
 /// What came of a segment that was to go.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Went {
+pub(crate) enum Went {
     /// So many bytes are gone.
     Bytes(u64),
     /// It has to stay.
@@ -24,7 +24,7 @@ pub(super) enum Went {
     InUse,
 }
 
-impl CacheFs {
+impl Space {
     /// Evicts the blocks of `clean`, and gives back what lies in all of `around`, of which nothing else is here.
     fn evict_run(
         &self,
@@ -42,7 +42,7 @@ impl CacheFs {
     }
 
     /// Evicts what is clean of a segment. Who uses its file is waited for so long.
-    pub(super) fn evict_segment(&self, ino: Ino, segment: u64, patience: Duration) -> Result<Went> {
+    pub(crate) fn evict_segment(&self, ino: Ino, segment: u64, patience: Duration) -> Result<Went> {
         let Some(file) = self.records.loaded_or_load(ino)? else { return Ok(Went::Bytes(0)) };
         let gate = match patience.is_zero() {
             true => file.gate.try_write(),
