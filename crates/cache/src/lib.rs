@@ -68,7 +68,7 @@ use data_servers::DataServers;
 pub use data_servers::{NamesChanged, Ownership, PeerRequest};
 use drain::dirty::DirtyFiles;
 use drain::policies::{Policies, PolicyFacts};
-use drain::{DrainList, WORKERS};
+use drain::{DrainList, Drains, WORKERS};
 pub use events::CacheEvents;
 use events::Events;
 use file::CacheFile;
@@ -195,7 +195,6 @@ pub struct CacheFs {
     mapped: MappedFiles,
     drain_list: Arc<DrainList>,
     policies: Arc<Policies>,
-    origin: Origin,
     counters: Arc<Counters>,
     clocks: Arc<Clocks>,
     events: Arc<Events>,
@@ -217,6 +216,7 @@ pub struct CacheFs {
     losses: Arc<Losses>,
     data: Arc<FileData>,
     cached_files: Arc<CachedFiles>,
+    drains: Drains,
 }
 
 type Threads = Mutex<Vec<JoinHandle<()>>>;
@@ -311,6 +311,7 @@ impl CacheFs {
             token,
         };
         let stack = Stack::new(&parts, data_servers, capacity);
+        let drains = Drains::new(&parts, &stack);
         let read_ahead = Arc::new(ReadAhead::new(&parts, &stack.fills, &stack.leftovers));
         let fs = Arc::new(CacheFs {
             space: stack.space,
@@ -323,6 +324,7 @@ impl CacheFs {
             losses: stack.losses,
             data: stack.data,
             cached_files: stack.cached_files,
+            drains,
             probe: Probe::default(),
             hanging: AtomicBool::new(false),
             threads: Mutex::default(),
@@ -337,7 +339,6 @@ impl CacheFs {
             options: parts.options,
             drain_list: parts.drain_list,
             policies: parts.policies,
-            origin: parts.origin,
             counters: parts.counters,
             clocks: parts.clocks,
             events: parts.events,
@@ -362,7 +363,8 @@ impl CacheFs {
         }
         let starts = at("start threads for");
         let threads = &fs.threads;
-        start(threads, "drain", WORKERS, &fs, |fs| fs.drain_files()).map_err(&starts)?;
+        start(threads, "drain", WORKERS, &fs.drains.drainer, |drainer| drainer.drain_files())
+            .map_err(&starts)?;
         start(threads, "room", 1, &fs.space, |space| space.keep_room_for_kernels())
             .map_err(&starts)?;
         start(threads, "mapped", 1, &fs, |fs| fs.look_at_mapped_files()).map_err(&starts)?;

@@ -322,7 +322,8 @@ impl CacheFs {
             drop(state);
             // Who asked while it was open, or while its close was under way, was given all that it has: it is clean after one more
             // look, whatever its policy.
-            match drained.is_some_and(|open| self.has_nothing_since(file, &open)) {
+            match drained.is_some_and(|open| self.drains.foreground.has_nothing_since(file, &open))
+            {
                 true => self.drain_list.ask(std::slice::from_ref(file)),
                 false => self.drain_list.closed(file),
             }

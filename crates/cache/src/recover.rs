@@ -149,7 +149,7 @@ impl CacheFs {
                     if let Some(number) = self.number_at_data_server(&file) {
                         file.set_number(number);
                     }
-                    self.take_up_drain(&file);
+                    self.drains.drainer.take_up(&file);
                     self.take_up(&file)?;
                 }
             }

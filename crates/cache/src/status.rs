@@ -546,7 +546,7 @@ impl CacheFs {
         if caller.uid != 0 && caller.uid != uid {
             return Err(Errno::EPERM);
         }
-        self.end_conflict(&file, keep, &below)?;
+        self.drains.conflicts.end_conflict(&file, keep, &below)?;
         match self.tree_state(caller, path) {
             Err(Errno::ENOENT) => Ok(TreeState::default()),
             other => other,

@@ -10,28 +10,45 @@ mod copy;
 mod dirsync;
 pub(crate) mod dirty;
 mod due;
-mod find;
-mod foreground;
-mod leftover;
+pub(crate) mod foreground;
 pub(crate) mod policies;
 mod publish;
 pub(crate) mod resolve;
 mod rights;
 mod settle;
-mod sums;
 
-use super::CacheFs;
+use super::counters::Counters;
+use super::data_servers::Ownership;
+use super::events::Events;
 use super::file::{CacheFile, DrainedOpen};
-use super::lost::LOST;
+use super::flash::Flash;
+use super::lost::{LOST, Losses};
+use super::nodes::Nodes;
+use super::notifier::Notifier;
+use super::parts::Parts;
+use super::pfs_leftovers::PfsLeftovers;
 use super::record::{Failure, State};
+use super::record_store::RecordStore;
+use super::space::Space;
+use super::stack::Stack;
+use copy::Copier;
 use dirsync::DirSyncs;
+use dirty::DirtyFiles;
+use forebay_activity::Activity;
 use forebay_policy::due::{Due, LOOK_AGAIN, OPEN_PAUSES, retry_pause};
 use forebay_policy::pace::{BURST, Pace};
 use forebay_policy::queue::{DrainQueue, Next as Queued, WRITTEN_MEANWHILE};
 use forebay_policy::{Origin, watermarks};
 use forebay_proto::activity::ActivityKind;
 use forebay_proto::{Errno, Ino};
-use parking_lot::{Condvar, Mutex, RwLock};
+use foreground::Foreground;
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use policies::Policies;
+use publish::Publisher;
+use resolve::Conflicts;
+use rights::Targets;
+use settle::Settler;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -132,6 +149,16 @@ impl DrainList {
     /// Mounts are told of the drains of all files that are listed no more when this returns, or it is `until`.
     pub fn wait_for_ends(&self, until: Instant) {
         drop(self.ends.try_write_until(until));
+    }
+
+    /// Held by who ends a drain, from before the file is listed no more until mounts are told of it.
+    fn ending(&self) -> RwLockReadGuard<'_, ()> {
+        self.ends.read()
+    }
+
+    /// Syncs a directory on the PFS, together with other drains that wait for the same one.
+    fn sync_dir(&self, dir: &OwnedFd) -> forebay_proto::Result<()> {
+        self.dirs.sync(dir)
     }
 
     /// A file was closed: its policy may want it now.
@@ -276,9 +303,79 @@ fn age(since_s: i64) -> Duration {
     Duration::from_secs(seconds.max(0) as u64)
 }
 
-impl CacheFs {
+/// The workers of the drain.
+pub(crate) struct Drainer {
+    flash: Arc<Flash>,
+    nodes: Arc<Nodes>,
+    origin: Origin,
+    counters: Arc<Counters>,
+    activity: Arc<Activity>,
+    events: Arc<Events>,
+    notifier: Arc<Notifier>,
+    drain_list: Arc<DrainList>,
+    policies: Arc<Policies>,
+    ownership: Arc<Ownership>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    losses: Arc<Losses>,
+    foreground: Arc<Foreground>,
+    settler: Arc<Settler>,
+    publisher: Arc<Publisher>,
+}
+
+/// What drains files, and what others need of it.
+pub(crate) struct Drains {
+    pub foreground: Arc<Foreground>,
+    pub conflicts: Conflicts,
+    pub drainer: Arc<Drainer>,
+}
+
+impl Drains {
+    /// Made of what is below.
+    pub fn new(parts: &Parts, stack: &Stack) -> Drains {
+        let foreground = Arc::new(Foreground::new(parts));
+        let copier = Copier::new(parts, &foreground);
+        let targets = Arc::new(Targets::new(parts));
+        let settler = Arc::new(Settler::new(parts, &stack.losses, &foreground));
+        let publisher = Arc::new(Publisher::new(parts, stack, copier, &targets, &settler));
+        let conflicts = Conflicts::new(parts, stack, &targets, &settler, &publisher);
+        let drainer = Arc::new(Drainer {
+            flash: parts.flash.clone(),
+            nodes: parts.nodes.clone(),
+            origin: parts.origin,
+            counters: parts.counters.clone(),
+            activity: parts.activity.clone(),
+            events: parts.events.clone(),
+            notifier: parts.notifier.clone(),
+            drain_list: parts.drain_list.clone(),
+            policies: parts.policies.clone(),
+            ownership: stack.ownership.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            losses: stack.losses.clone(),
+            foreground: foreground.clone(),
+            settler,
+            publisher,
+        });
+        Drains { foreground, conflicts, drainer }
+    }
+}
+
+impl Drainer {
+    /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
+    /// next drain.
+    pub fn take_up(&self, file: &Arc<CacheFile>) {
+        self.publisher.take_up_drain(file);
+    }
+}
+
+impl Drainer {
     /// A worker.
-    pub(super) fn drain_files(&self) {
+    pub(crate) fn drain_files(&self) {
         let mut memory = copy::Memory::new();
         loop {
             let (file, asked, since) = match self.drain_list.next() {
@@ -292,7 +389,7 @@ impl CacheFs {
             let now = Instant::now();
             if !asked && let Due::At(due) = self.due_of(&file, since, now) {
                 let due = self.origin.instant(due);
-                let due = self.sum_up_before(&file, due, now);
+                let due = self.settler.sum_up_before(&file, due, now);
                 self.drain_list.put_back(&file, due, false);
                 continue;
             }
@@ -318,7 +415,7 @@ impl CacheFs {
         let dirty_bytes = self.policies.dirty_bytes_of(file);
         self.policies.less_is_dirty(dirty_bytes);
         let begun = self.activity.begin();
-        let published = self.publish(file, memory);
+        let published = self.publisher.publish(file, memory);
         let result = match &published {
             Ok(_) => dirty_bytes as i64,
             Err(error) => -i64::from(error.errno.0),
@@ -350,7 +447,7 @@ impl CacheFs {
                         false,
                     );
                 }
-                let _ends = self.drain_list.ends.read();
+                let _ends = self.drain_list.ending();
                 state.listed = false;
                 self.drain_list.remove(file.ino);
                 drop(state);

@@ -4,18 +4,33 @@
 //! record before it has content; what the exchange displaced is looked at before it goes. The states
 //! that a kill leaves, and what the next start does with them, are in docs/internals/CACHE.md.
 
-use super::super::CacheFs;
-use super::super::events::whole_crc;
+mod find;
+mod leftover;
+
+use super::super::clock::Clocks;
+use super::super::counters::Counters;
+use super::super::data_servers::Ownership;
+use super::super::events::{Events, whole_crc};
 use super::super::file::{CacheFile, FileState};
+use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
+use super::super::moves::Moves;
+use super::super::nodes::Nodes;
+use super::super::parts::Parts;
 use super::super::paths::split;
-use super::super::pfs::{Key, PfsStat, errno};
+use super::super::pfs::{Key, Pfs, PfsStat, errno};
+use super::super::pfs_leftovers::PfsLeftovers;
+use super::super::publishing::Publishing;
 use super::super::record::{Base, Draining, Owner, Record, State};
-use super::copy::Memory;
-use super::find::Found;
-use super::rights::as_writer;
-use super::settle::{Settled, Sums};
+use super::super::record_store::RecordStore;
+use super::super::space::Space;
+use super::super::stack::Stack;
+use super::DrainList;
+use super::copy::{Copier, Memory};
+use super::rights::{Targets, as_writer};
+use super::settle::{Settled, Settler, Sums};
 use super::{Failed, Outcome, at, failed, lost};
+pub(super) use find::Found;
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
 use rustix::fs::{self as rfs, Mode, OFlags, RenameFlags, Timespec, Timestamps};
@@ -58,11 +73,61 @@ fn to_drain(entry: &Entry) -> bool {
     entry.has(bits::DIRTY) && !entry.has(bits::FRESH)
 }
 
-impl CacheFs {
+/// Brings dirty files to the PFS.
+pub(super) struct Publisher {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    counters: Arc<Counters>,
+    clocks: Arc<Clocks>,
+    events: Arc<Events>,
+    drain_list: Arc<DrainList>,
+    moves: Arc<Moves>,
+    publishing: Arc<Publishing>,
+    ownership: Arc<Ownership>,
+    records: Arc<RecordStore>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    copier: Copier,
+    targets: Arc<Targets>,
+    settler: Arc<Settler>,
+}
+
+impl Publisher {
+    pub fn new(
+        parts: &Parts,
+        stack: &Stack,
+        copier: Copier,
+        targets: &Arc<Targets>,
+        settler: &Arc<Settler>,
+    ) -> Publisher {
+        Publisher {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            counters: parts.counters.clone(),
+            clocks: parts.clocks.clone(),
+            events: parts.events.clone(),
+            drain_list: parts.drain_list.clone(),
+            moves: parts.moves.clone(),
+            publishing: parts.publishing.clone(),
+            ownership: stack.ownership.clone(),
+            records: stack.records.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            copier,
+            targets: targets.clone(),
+            settler: settler.clone(),
+        }
+    }
+}
+
+impl Publisher {
     /// Drains a file once. True if nothing is dirty any more.
-    pub(super) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
+    pub(crate) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
         self.pfs.check().map_err(at("find the PFS (is it mounted?)"))?;
-        let settled = self.settle(file, Sums::LeftToDrain).map_err(at("read from flash"))?;
+        let settled =
+            self.settler.settle(file, Sums::LeftToDrain).map_err(at("read from flash"))?;
         if settled == Settled::OpenAndUntouched {
             // What the drain would set on the PFS it has, and to set it would move the ctime.
             return Ok(false);
@@ -93,7 +158,7 @@ impl CacheFs {
 
     /// Puts a file in the place of another one, with an owner and mode of its own; all of it is dirty. EAGAIN: that one
     /// has other attributes by now.
-    pub(super) fn publish_instead(
+    pub(crate) fn publish_instead(
         &self,
         file: &Arc<CacheFile>,
         (path, theirs): (&[u8], &PfsStat),
@@ -169,12 +234,12 @@ impl CacheFs {
         let look = "look at the PFS file";
         let written = (|| {
             if job.fetch_limit < stat.size {
-                self.resize_target(file, &target, job.fetch_limit)?;
+                self.targets.resize_target(file, &target, job.fetch_limit)?;
             }
-            let written = self.copy_blocks(file, &target, &job.blocks, job.size, memory)?;
+            let written = self.copier.copy_blocks(file, &target, &job.blocks, job.size, memory)?;
             let size = rfs::fstat(&target).map_err(io(look))?.st_size as u64;
             if job.resized || size < job.size {
-                self.resize_target(file, &target, job.size)?;
+                self.targets.resize_target(file, &target, job.size)?;
             }
             forebay_failpoint::step("dirty data is on the PFS");
             // Before the fsync: the base has it, also after a power cut of the PFS. A time that it has already would move
@@ -183,8 +248,8 @@ impl CacheFs {
             if !has_times {
                 self.set_times(file, &target, job, None)?;
             }
-            self.sync_target(&target)?;
-            self.verify_blocks(&target, &written, memory)
+            self.targets.sync_target(&target)?;
+            self.copier.verify_blocks(&target, &written, memory)
         })();
         let stat = self.pfs.stat_fd(target.as_fd());
         match (written, stat) {
@@ -315,15 +380,15 @@ impl CacheFs {
         let own = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the file beside it"))?;
         self.save(file, |record| record.draining = Some(journal(Some(own.key))))?;
         forebay_failpoint::step("a temporary is on record");
-        let written = self.copy_blocks(file, target, &job.blocks, job.size, memory)?;
-        self.resize_target(file, target, job.size)?;
-        self.copy_attributes(file, found, target, &own)?;
+        let written = self.copier.copy_blocks(file, target, &job.blocks, job.size, memory)?;
+        self.targets.resize_target(file, target, job.size)?;
+        self.targets.copy_attributes(file, found, target, &own)?;
         // Of another file, which ours replaces, there is nothing to keep.
         let accessed = found.instead_as.is_none().then_some(found.stat.atime);
         self.set_times(file, target, job, accessed)?;
         forebay_failpoint::step("dirty data is on the PFS");
-        self.sync_target(target)?;
-        let how = self.verify_blocks(target, &written, memory)?;
+        self.targets.sync_target(target)?;
+        let how = self.copier.verify_blocks(target, &written, memory)?;
         // What has the name after a power cut must be known as ours.
         self.sync_record()?;
         Ok(Some(how))
@@ -378,7 +443,7 @@ impl CacheFs {
         let _old = self.held_inode(file, dir, name);
         self.put_in_place(file, found, beside, (target, key), &base)?;
         forebay_failpoint::step("the old file is gone from the PFS");
-        self.drain_list.dirs.sync(dir).map_err(at("fsync the directory on the PFS"))?;
+        self.drain_list.sync_dir(dir).map_err(at("fsync the directory on the PFS"))?;
         let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
         self.adopt(file, &stat)?;
         Ok(stat)
@@ -453,7 +518,7 @@ impl CacheFs {
     }
 
     /// The cached file is this PFS file from now on.
-    pub(super) fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
+    pub(crate) fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
         let old = {
             let mut state = file.state.lock();
             let old = state.record.key;
@@ -563,7 +628,7 @@ impl CacheFs {
         Ok(())
     }
 
-    pub(super) fn save(
+    pub(crate) fn save(
         &self,
         file: &Arc<CacheFile>,
         change: impl FnOnce(&mut Record),

@@ -5,16 +5,32 @@
 //! place before the command ends; `both` drops ours here only after it is whole, fsynced and verified beside theirs. What
 //! is made for ours has the owner and mode that the file had, never those of what stands at its name.
 
-use super::super::CacheFs;
-use super::super::attach::Opening;
+use super::super::attach::{CachedFiles, Opening};
+use super::super::data_servers::Ownership;
 use super::super::file::CacheFile;
+use super::super::file_data::FileData;
+use super::super::fills::Fills;
+use super::super::flash::Flash;
+use super::super::lost::Losses;
 use super::super::map::{BLOCK_BYTES, bits};
+use super::super::nodes::Nodes;
+use super::super::notifier::Notifier;
+use super::super::parts::Parts;
 use super::super::paths::{joined, split};
-use super::super::pfs::{PfsStat, errno};
+use super::super::pfs::{Pfs, PfsStat, errno};
+use super::super::pfs_leftovers::PfsLeftovers;
+use super::super::publishing::Publishing;
 use super::super::record::{Base, Draining, Record, State};
+use super::super::record_store::RecordStore;
+use super::super::space::Space;
+use super::super::stack::Stack;
+use super::DrainList;
 use super::Failed;
 use super::copy::Memory;
-use super::settle::Sums;
+use super::dirty::DirtyFiles;
+use super::publish::Publisher;
+use super::rights::Targets;
+use super::settle::{Settler, Sums};
 use forebay_proto::attr::FileKind;
 use forebay_proto::cache::Keep;
 use forebay_proto::control::{ControlError, PathBytes};
@@ -74,11 +90,64 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
     ControlError::new(what, Some(path), why).errno(errno.0).hint(hint)
 }
 
-impl CacheFs {
+/// Ends conflicts.
+pub(crate) struct Conflicts {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    drain_list: Arc<DrainList>,
+    notifier: Arc<Notifier>,
+    publishing: Arc<Publishing>,
+    ownership: Arc<Ownership>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    fills: Arc<Fills>,
+    losses: Arc<Losses>,
+    data: Arc<FileData>,
+    cached_files: Arc<CachedFiles>,
+    targets: Arc<Targets>,
+    settler: Arc<Settler>,
+    publisher: Arc<Publisher>,
+}
+
+impl Conflicts {
+    pub(super) fn new(
+        parts: &Parts,
+        stack: &Stack,
+        targets: &Arc<Targets>,
+        settler: &Arc<Settler>,
+        publisher: &Arc<Publisher>,
+    ) -> Conflicts {
+        Conflicts {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            drain_list: parts.drain_list.clone(),
+            notifier: parts.notifier.clone(),
+            publishing: parts.publishing.clone(),
+            ownership: stack.ownership.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            fills: stack.fills.clone(),
+            losses: stack.losses.clone(),
+            data: stack.data.clone(),
+            cached_files: stack.cached_files.clone(),
+            targets: targets.clone(),
+            settler: settler.clone(),
+            publisher: publisher.clone(),
+        }
+    }
+}
+
+impl Conflicts {
     /// Ends it. EINVAL if there is none; EISDIR if ours is to take the name of a directory; ENODATA if our version
     /// has parts that only the lost PFS file had.
     /// `named`: the path that was asked for.
-    pub(in super::super) fn end_conflict(
+    pub(crate) fn end_conflict(
         &self,
         file: &Arc<CacheFile>,
         keep: Keep,
@@ -112,7 +181,7 @@ impl CacheFs {
             // Before anything is done: what is here of it goes.
             file.wait_closed(true)?;
         }
-        self.settle(file, Sums::LeftToDrain)?;
+        self.settler.settle(file, Sums::LeftToDrain)?;
         let mut paths = self.nodes.paths(file.number());
         paths.push(file.state.lock().record.path.as_bytes().to_vec());
         // Of several names the one that was asked for.
@@ -153,7 +222,7 @@ impl CacheFs {
     /// What is lost of ours on flash is not wanted any more: what the PFS has counts.
     fn give_up_data(&self, file: &Arc<CacheFile>) -> Result<()> {
         file.wait_closed(true)?;
-        self.clear_temporary(file).map_err(|failed| failed.errno)?;
+        self.publisher.clear_temporary(file).map_err(|failed| failed.errno)?;
         let number = file.number();
         self.forget_ours(file)?;
         self.notifier.tell_inode(number);
@@ -241,7 +310,7 @@ impl CacheFs {
         let mut memory = Memory::new();
         let mut tries = 0;
         loop {
-            match self.publish_instead(file, (path, &theirs), owner, &mut memory) {
+            match self.publisher.publish_instead(file, (path, &theirs), owner, &mut memory) {
                 Ok(_) => return Ok(()),
                 Err(failed) if failed.errno == Errno::EAGAIN && tries < REPLACE_TRIES => {
                     // Its attributes were changed. Another file, or other data, is not what was decided about.
@@ -259,14 +328,14 @@ impl CacheFs {
     }
 
     /// Nothing has the name: an empty file gets it, to be drained into.
-    fn make_anew(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
+    pub(crate) fn make_anew(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
         let _alone = self.publishing.alone();
         let (old, owner) = {
             let state = file.state.lock();
             (state.record.key, state.record.own_owner())
         };
         let (_dir, made) = self.make_as_writer(file, path)?;
-        self.give_owner(&made, owner)?;
+        self.targets.give_owner(&made, owner)?;
         let stat = self.pfs.stat_fd(made.as_fd())?;
         self.here_is_dirty(file, |record| {
             record.key = stat.key;
@@ -338,7 +407,7 @@ impl CacheFs {
         let owner = file.state.lock().record.own_owner();
         let (dir, target) = self.make_as_writer(file, &hidden)?;
         let made = self.copy_ours(file, &target).and_then(|()| {
-            self.give_owner(&target, owner)?;
+            self.targets.give_owner(&target, owner)?;
             target.sync_all()?;
             self.name_ours(&dir, &temporary, name)?;
             forebay_failpoint::step("ours is beside theirs");

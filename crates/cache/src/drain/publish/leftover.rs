@@ -4,17 +4,17 @@
 //! to be removed later (`pfs_leftovers`). Called by the drain's workers, when a file has lost its last name, and
 //! at the start.
 
-use super::super::CacheFs;
-use super::super::file::CacheFile;
-use super::super::record::{Base, Draining};
-use super::{Outcome, at};
+use super::super::super::file::CacheFile;
+use super::super::super::record::{Base, Draining};
+use super::super::{Outcome, at};
+use super::Publisher;
 use forebay_proto::control::PathBytes;
 use std::sync::Arc;
 
-impl CacheFs {
+impl Publisher {
     /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
     /// next drain.
-    pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
+    pub(crate) fn take_up_drain(&self, file: &Arc<CacheFile>) {
         if matches!(file.state.lock().record.draining, Some(Draining::Temporary { .. })) {
             self.ownership.wait_for_names();
         }
@@ -48,7 +48,7 @@ impl CacheFs {
 
     /// Removes what a drain that was cut short left on the PFS. If its last step was done, the
     /// temporary is the file.
-    pub(super) fn clear_temporary(&self, file: &Arc<CacheFile>) -> Outcome<()> {
+    pub(crate) fn clear_temporary(&self, file: &Arc<CacheFile>) -> Outcome<()> {
         let (draining, path) = {
             let state = file.state.lock();
             (state.record.draining.clone(), state.record.path.as_bytes().to_vec())
