@@ -1,9 +1,22 @@
 //! Attributes, xattrs and symbolic links' targets: the PFS's, but for size and times of what is dirty
 //! here, and `user.forebay.*`, which answer from the cache's state.
 
-use super::CacheFs;
+use super::attach::CachedFiles;
+use super::data_servers::Ownership;
+use super::drain::DrainList;
+use super::drain::policies::Policies;
 use super::file::CacheFile;
+use super::file_data::FileData;
+use super::flash::Flash;
+use super::lost::Losses;
+use super::nodes::Nodes;
+use super::own_change::OwnChanges;
+use super::parts::Parts;
+use super::pfs::Pfs;
 use super::pfs::{PfsStat, errno, proc_path};
+use super::pfs_inodes::PfsInodes;
+use super::stack::Stack;
+use super::status::Status;
 use forebay_credentials::acting::Who;
 use forebay_credentials::privileges;
 use forebay_policy::when::Policy;
@@ -28,9 +41,44 @@ const RESIZE_TRIES: u32 = 3;
 /// Size that most xattrs fit into.
 const XATTR_FIRST_BYTES: usize = 512;
 
-impl CacheFs {
+/// Attributes of files: the PFS's, together with what is here.
+pub(crate) struct Attributes {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    drain_list: Arc<DrainList>,
+    policies: Arc<Policies>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    own_changes: Arc<OwnChanges>,
+    losses: Arc<Losses>,
+    data: Arc<FileData>,
+    cached_files: Arc<CachedFiles>,
+    status: Arc<Status>,
+}
+
+impl Attributes {
+    pub fn new(parts: &Parts, stack: &Stack, status: &Arc<Status>) -> Attributes {
+        Attributes {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            drain_list: parts.drain_list.clone(),
+            policies: parts.policies.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            own_changes: stack.own_changes.clone(),
+            losses: stack.losses.clone(),
+            data: stack.data.clone(),
+            cached_files: stack.cached_files.clone(),
+            status: status.clone(),
+        }
+    }
+}
+
+impl Attributes {
     /// What `stat` shows of a PFS inode with this data here.
-    pub(super) fn attr_of(
+    pub(crate) fn attr_of(
         &self,
         ino: Ino,
         stat: &PfsStat,
@@ -74,7 +122,7 @@ impl CacheFs {
     }
 
     /// getattr.
-    pub(super) fn getattr_of(&self, ino: Ino) -> Result<Attr> {
+    pub(crate) fn getattr_of(&self, ino: Ino) -> Result<Attr> {
         let known = self.nodes.get(ino)?;
         let look = || self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd());
         let stat = match look() {
@@ -85,7 +133,7 @@ impl CacheFs {
     }
 
     /// setattr.
-    pub(super) fn setattr_of(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+    pub(crate) fn setattr_of(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
         let who = Who::of(caller);
         let known = self.nodes.get(ino)?;
         let new_owner = change.uid.is_some() || change.gid.is_some();
@@ -141,7 +189,13 @@ impl CacheFs {
     }
 
     /// truncate(2) and ftruncate(2). An overlay gives its copy of a lower file (`is_copy`) the size that it has.
-    fn resize(&self, who: &Who, ino: Ino, size: u64, is_copy: bool) -> Result<Arc<CacheFile>> {
+    pub(crate) fn resize(
+        &self,
+        who: &Who,
+        ino: Ino,
+        size: u64,
+        is_copy: bool,
+    ) -> Result<Arc<CacheFile>> {
         let _writing = self.ownership.may_write(ino)?;
         let fd = self.inodes.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
@@ -175,14 +229,14 @@ impl CacheFs {
 
     /// Takes suid and sgid off, as a write by somebody without the right to keep them does; `None`: it
     /// is not told by whom.
-    pub(super) fn kill_suid(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
+    pub(crate) fn kill_suid(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
         let known = self.nodes.get(ino)?;
         let _meta = known.file.as_ref().map(|file| file.meta.lock());
         self.kill_suid_locked(ino, by)
     }
 
     /// The same with the file's `meta` locked, if it has data here.
-    pub(super) fn kill_suid_locked(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
+    pub(crate) fn kill_suid_locked(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
         let known = self.nodes.get(ino)?;
         let fd = self.inodes.open_node_any(ino)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
@@ -202,7 +256,7 @@ impl CacheFs {
 
     /// Takes `security.capability` off a file that is about to be written. What a kernel writes itself it may write without
     /// a word, where it believes that there is none; so a user's goes at the open. With the file's `meta` locked.
-    pub(super) fn kill_capability(
+    pub(crate) fn kill_capability(
         &self,
         file: &Arc<CacheFile>,
         ino: Ino,
@@ -226,13 +280,13 @@ impl CacheFs {
 
     /// The superuser opens the file for writing: an overlay does so with what it has copied up, and nothing may be written.
     /// `security.capability` stays until the first write: of what the kernel writes itself the kernel takes it off.
-    pub(super) fn leave_capability(&self, file: &CacheFile, inode: BorrowedFd<'_>) {
+    pub(crate) fn leave_capability(&self, file: &CacheFile, inode: BorrowedFd<'_>) {
         let has = has_capability(&proc_path(inode, b""));
         file.has_capability.store(has, Ordering::Relaxed);
     }
 
     /// Takes off, before a write that is asked for here, what was left on at the open.
-    pub(super) fn kill_capability_left(&self, file: &Arc<CacheFile>, ino: Ino) -> Result<()> {
+    pub(crate) fn kill_capability_left(&self, file: &Arc<CacheFile>, ino: Ino) -> Result<()> {
         if !file.has_capability.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -243,7 +297,7 @@ impl CacheFs {
 
     /// Keeps in mind what an ACL lets the owning group do, for when the PFS file is gone and ours is to take its place.
     /// Before a file is written, and when its ACL was changed.
-    pub(super) fn note_acl(&self, file: &CacheFile, inode: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn note_acl(&self, file: &CacheFile, inode: BorrowedFd<'_>) -> Result<()> {
         let path = proc_path(inode, b"");
         let value = grown(|buffer| rfs::getxattr(&path[..], acl::ACCESS, buffer));
         let list = value.ok().and_then(|value| acl::Acl::parse(&value).ok().flatten());
@@ -269,13 +323,13 @@ impl CacheFs {
     }
 
     /// readlink.
-    pub(super) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
         let fd = self.inodes.open_node_any(ino)?;
         Ok(rfs::readlinkat(&fd, "", Vec::new()).map_err(errno)?.into_bytes())
     }
 
     /// getxattr.
-    pub(super) fn getxattr_of(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn getxattr_of(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         if let Some(own) = name.strip_prefix(OWN) {
             return self.own_xattr(ino, own);
         }
@@ -291,7 +345,7 @@ impl CacheFs {
     }
 
     /// listxattr.
-    pub(super) fn listxattr_of(&self, ino: Ino) -> Result<Vec<u8>> {
+    pub(crate) fn listxattr_of(&self, ino: Ino) -> Result<Vec<u8>> {
         let fd = self.inodes.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
         match grown(|buffer| rfs::listxattr(&path[..], buffer)) {
@@ -301,7 +355,7 @@ impl CacheFs {
     }
 
     /// setxattr.
-    pub(super) fn setxattr_of(
+    pub(crate) fn setxattr_of(
         &self,
         caller: &Caller,
         ino: Ino,
@@ -335,7 +389,7 @@ impl CacheFs {
     }
 
     /// removexattr.
-    pub(super) fn removexattr_of(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn removexattr_of(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let known = self.nodes.get(ino)?;
         if name == DRAIN_POLICY {
@@ -374,9 +428,9 @@ impl CacheFs {
         if self.ownership.is_shared() || !matches!(name, b"state" | b"dirty_bytes" | b"error") {
             return Err(Errno::ENODATA);
         }
-        let files = self.listed_below(&self.nodes.path(ino)?)?;
+        let files = self.status.listed_below(&self.nodes.path(ino)?)?;
         let mut tree = TreeState::default();
-        self.add_listed(&mut tree, &Caller::root(), &files)?;
+        self.status.add_listed(&mut tree, &Caller::root(), &files)?;
         let value = match name {
             b"state" => tree.worst().into(),
             b"dirty_bytes" => tree.dirty_bytes.to_string(),
@@ -399,7 +453,7 @@ impl CacheFs {
         if known.kind != FileKind::File {
             return Err(Errno::ENODATA);
         }
-        let status = self.file_state(ino)?;
+        let status = self.status.file_state(ino)?;
         let value = match name {
             b"state" => status.state.clone(),
             b"dirty_bytes" => status.dirty_bytes.to_string(),

@@ -3,7 +3,6 @@
 //! it be told again, never left out. Evictions change nothing that is only here, and there may be
 //! many: what went within [`EVICTED_TELL_AFTER`] is one event, which a kill may take.
 
-use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::lost::LOST;
 use super::map::{BLOCK_BYTES, bits};
@@ -155,39 +154,6 @@ impl Events {
         let failed = events.of(EventKind::Failed, path);
         let note = Some(LOST.into());
         events.log.record(&[Happened { errno: Some(libc::EIO), note, ..failed }]);
-    }
-}
-
-impl CacheFs {
-    /// Paths of files that are known, by the numbers that mounts have of them.
-    pub fn names_of(&self, inos: impl Iterator<Item = Ino>) -> Vec<(u64, PathBytes)> {
-        let distinct: HashSet<Ino> = inos.collect();
-        let named = |ino: Ino| {
-            let path = self.nodes.path(ino).ok()?;
-            Some((ino.0, PathBytes::new(&[b"/", &path[..]].concat())))
-        };
-        distinct.into_iter().filter_map(named).collect()
-    }
-
-    /// What is counted.
-    pub fn metrics(&self) -> forebay_proto::metrics::CacheMetrics {
-        let [hit_bytes, filled_bytes, _, evicted_bytes, drained_bytes] = self.counters.bytes();
-        let [miss_bytes, hits, misses] = self.counters.reads();
-        let tree = self.whole_tree();
-        forebay_proto::metrics::CacheMetrics {
-            dirty_bytes: tree.dirty_bytes,
-            hit_bytes,
-            miss_bytes,
-            hits,
-            misses,
-            filled_bytes,
-            drained_bytes,
-            evicted_bytes,
-            failed_files: tree.failed,
-            conflicts: tree.conflicts,
-            drain_bytes_per_s: tree.rate_bytes_per_s,
-            drain_eta_s: tree.eta_s,
-        }
     }
 }
 

@@ -13,6 +13,7 @@
 mod attach;
 mod attrs;
 mod clock;
+mod commands;
 mod counters;
 mod data_servers;
 mod drain;
@@ -24,12 +25,10 @@ mod filling;
 mod fills;
 mod flash;
 mod intents;
-mod listing;
 mod lost;
 mod map;
 mod mapped;
 mod moves;
-mod nameless;
 mod names;
 mod nodes;
 mod nodes_log;
@@ -57,55 +56,35 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use data_servers::{NamesChanged, Ownership, PeerRequest, PeerService};
 pub use drain::resolve::why_not_resolved;
+pub use events::CacheEvents;
 pub use forebay_policy::when::{Policy, Watermark, When};
+pub use open::Opens;
+pub use served::Mounts;
 pub use status::why_not_invalidated;
 
-use attach::CachedFiles;
-use clock::Clocks;
-use counters::Counters;
+use attrs::Attributes;
+use crossbeam_channel::Receiver;
 use data_servers::DataServers;
-pub use data_servers::{NamesChanged, Ownership, PeerRequest};
-use drain::dirty::DirtyFiles;
-use drain::policies::{Policies, PolicyFacts};
-use drain::{DrainList, Drains, WORKERS};
-pub use events::CacheEvents;
-use events::Events;
-use file::CacheFile;
-use file_data::FileData;
-use fills::Fills;
+use drain::{Drainer, Drains, WORKERS};
 use flash::Flash;
-use forebay_activity::Activity;
 use forebay_interfaces::peers::Peers;
 use forebay_namespace::Namespace;
-use forebay_policy::Origin;
-use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::control::{ControlError, PathBytes, Verify};
 use forebay_proto::{Errno, Result, ShardId};
 use forebay_store::flash::Store;
-use intents::Intents;
-use lost::Losses;
-use mapped::MappedFiles;
-use moves::Moves;
-use nodes::Nodes;
-use notifier::Notifier;
-use own_change::OwnChanges;
+use names::Names;
+use overlays::Overlays;
 use parking_lot::Mutex;
-use parts::Parts;
-use pfs::{Identity, Pfs};
-use pfs_inodes::PfsInodes;
-use pfs_leftovers::PfsLeftovers;
-use probe::Probe;
-use publishing::Publishing;
-use read_ahead::{READ_AHEAD_THREADS, ReadAhead, Wishes};
-use record_store::RecordStore;
-use room_ahead::RoomAhead;
-use rustix::fs::{Mode, OFlags};
+use parts::{Parts, Unmade};
+use pfs::Identity;
+use read_ahead::{READ_AHEAD_THREADS, ReadAhead, Wish};
+use recover::Recovery;
 use serde::{Deserialize, Serialize};
 use space::Space;
 use stack::Stack;
-use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
+use status::Status;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,42 +160,22 @@ pub(crate) struct Config {
     pub token: u64,
 }
 
-/// A cache.
+/// A cache: its components, and the threads that work on them.
 pub struct CacheFs {
-    flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
-    probe: Probe,
+    parts: Parts,
+    stack: Stack,
+    drains: Drains,
+    overlays: Arc<Overlays>,
+    status: Arc<Status>,
+    attributes: Arc<Attributes>,
+    names: Names,
+    opens: Arc<Opens>,
+    mounts: Mounts,
+    peers: PeerService,
+    threads: Threads,
     /// A thread was left behind in a call on the PFS.
     hanging: AtomicBool,
-    nodes: Arc<Nodes>,
-    options: Arc<CacheOptions>,
-    space: Arc<Space>,
-    room_ahead: Arc<RoomAhead>,
-    mapped: MappedFiles,
-    drain_list: Arc<DrainList>,
-    policies: Arc<Policies>,
-    counters: Arc<Counters>,
-    clocks: Arc<Clocks>,
-    events: Arc<Events>,
-    activity: Arc<Activity>,
-    intents: Arc<Intents>,
-    moves: Arc<Moves>,
-    leftovers: Arc<PfsLeftovers>,
-    wishes: Arc<Wishes>,
-    notifier: Arc<Notifier>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
     discarding: AtomicBool,
-    publishing: Arc<Publishing>,
-    records: Arc<RecordStore>,
-    ownership: Arc<Ownership>,
-    inodes: Arc<PfsInodes>,
-    dirty: Arc<DirtyFiles>,
-    own_changes: Arc<OwnChanges>,
-    fills: Arc<Fills>,
-    losses: Arc<Losses>,
-    data: Arc<FileData>,
-    cached_files: Arc<CachedFiles>,
-    drains: Drains,
 }
 
 type Threads = Mutex<Vec<JoinHandle<()>>>;
@@ -224,8 +183,7 @@ type Threads = Mutex<Vec<JoinHandle<()>>>;
 /// Starts threads that work on a component until the cache is closed.
 fn start<T: Send + Sync + 'static>(
     threads: &Threads,
-    name: &str,
-    count: usize,
+    (name, count): (&str, usize),
     of: &Arc<T>,
     work: impl Fn(&T) + Send + Clone + 'static,
 ) -> Result<()> {
@@ -264,127 +222,100 @@ impl CacheFs {
         let at = |what: &'static str| {
             move |e: Errno| ControlError::new(what, Some(dir), &e.to_string()).errno(e.0)
         };
-        let flash = Arc::new(Flash::new(names));
-        let (_, capacity) = flash.space().map_err(at("look at the space of"))?;
-        // That of a mount is said anew at each mount.
-        let changed_rate = match options.served {
-            Some(_) => flash.drain_rate().map_err(at("read the limit of drains of"))?,
-            None => None,
-        };
-        let root = pfs.stat(b"").map_err(|e| {
-            ControlError::new("look at the PFS", Some(pfs.path()), &e.to_string()).errno(e.0)
-        })?;
-        let (wishes, wished) = Wishes::new();
-        let (wishes, pfs) = (Arc::new(wishes), Arc::new(pfs));
-        let origin = Origin::new(std::time::Instant::now());
-        let nodes = Arc::new(Nodes::new(root.key));
-        let rate_bytes_per_s = changed_rate.unwrap_or(options.rate_bytes_per_s);
-        let drain_list = Arc::new(DrainList::new(rate_bytes_per_s, origin));
         let data_servers = peers.filter(|peers| peers.count() > 1).map(DataServers::new);
-        let facts = PolicyFacts {
-            flash: flash.clone(),
-            pfs: pfs.clone(),
-            nodes: nodes.clone(),
-            drain_list: drain_list.clone(),
-            has_names: data_servers.as_ref().is_none_or(DataServers::has_names),
-            origin,
-        };
-        let policies = Policies::load(facts, options.policy).map_err(at("read the policies of"))?;
-        let activity: Arc<Activity> =
-            events.as_ref().map_or_else(Default::default, |told| told.activity.clone());
-        let parts = Parts {
-            flash,
-            pfs,
-            nodes,
-            options: Arc::new(options),
-            origin,
-            counters: Arc::new(Counters::new()),
-            clocks: Arc::default(),
-            events: Arc::new(Events::new(events, activity.clone(), wishes.clone())),
-            activity,
-            drain_list,
-            policies: Arc::new(policies),
-            wishes,
-            notifier: Arc::default(),
-            moves: Arc::default(),
-            publishing: Arc::default(),
-            token,
-        };
+        let has_names = data_servers.as_ref().is_none_or(DataServers::has_names);
+        let flash = Flash::new(names);
+        let (_, capacity) = flash.space().map_err(at("look at the space of"))?;
+        let (parts, wished) =
+            Parts::new(flash, pfs, options, events, (token, has_names)).map_err(|e| match e {
+                Unmade::Flash(what, errno) => at(what)(errno),
+                Unmade::Pfs(error) => error,
+            })?;
         let stack = Stack::new(&parts, data_servers, capacity);
         let drains = Drains::new(&parts, &stack);
         let read_ahead = Arc::new(ReadAhead::new(&parts, &stack.fills, &stack.leftovers));
-        let fs = Arc::new(CacheFs {
-            space: stack.space,
-            room_ahead: stack.room_ahead,
-            mapped: MappedFiles::default(),
-            intents: stack.intents,
-            leftovers: stack.leftovers,
-            own_changes: stack.own_changes,
-            fills: stack.fills,
-            losses: stack.losses,
-            data: stack.data,
-            cached_files: stack.cached_files,
-            drains,
-            probe: Probe::default(),
-            hanging: AtomicBool::new(false),
-            threads: Mutex::default(),
-            discarding: AtomicBool::new(false),
-            records: stack.records,
-            ownership: stack.ownership,
-            inodes: stack.inodes,
-            dirty: stack.dirty,
-            flash: parts.flash,
-            pfs: parts.pfs,
-            nodes: parts.nodes,
-            options: parts.options,
-            drain_list: parts.drain_list,
-            policies: parts.policies,
-            counters: parts.counters,
-            clocks: parts.clocks,
-            events: parts.events,
-            activity: parts.activity,
-            moves: parts.moves,
-            wishes: parts.wishes,
-            notifier: parts.notifier,
-            publishing: parts.publishing,
-        });
-        if let Some(shard) = fs.options.served {
-            fs.drain_list.hold(true);
-            fs.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
-            fs.settle_moves();
+        let recovery = Recovery::new(&parts, &stack, &drains.drainer);
+        let fs = Arc::new(CacheFs::over(parts, stack, drains));
+        let parts = &fs.parts;
+        if let Some(shard) = parts.options.served {
+            parts.drain_list.hold(true);
+            parts.nodes.persist(dir, shard).map_err(at("read the files that mounts hold from"))?;
+            recovery.settle_moves();
         }
-        fs.drain_list.watch(fs.policies.watch());
-        fs.look_at_pfs_clock();
-        fs.recover(power_cut).map_err(at("recover the cache in"))?;
-        match fs.flash.take_ballast() {
+        parts.drain_list.watch(parts.policies.watch());
+        recovery.look_at_pfs_clock();
+        recovery.recover(power_cut).map_err(at("recover the cache in"))?;
+        match parts.flash.take_ballast() {
             // Full since before: the first drain makes room for it.
             Ok(()) | Err(Errno::ENOSPC) => {}
             Err(e) => return Err(at("keep room for maps in")(e)),
         }
-        let starts = at("start threads for");
-        let threads = &fs.threads;
-        start(threads, "drain", WORKERS, &fs.drains.drainer, |drainer| drainer.drain_files())
-            .map_err(&starts)?;
-        start(threads, "room", 1, &fs.space, |space| space.keep_room_for_kernels())
-            .map_err(&starts)?;
-        start(threads, "mapped", 1, &fs, |fs| fs.look_at_mapped_files()).map_err(&starts)?;
-        let serve = move |read_ahead: &ReadAhead| read_ahead.read_ahead(&wished);
-        start(threads, "read-ahead", READ_AHEAD_THREADS, &read_ahead, serve).map_err(&starts)?;
-        if fs.ownership.is_shared() {
-            start(threads, "data servers", 1, &fs.ownership, |here| here.tell_others())
-                .map_err(&starts)?;
-        }
+        fs.start(&read_ahead, wished).map_err(at("start threads for"))?;
         Ok(fs)
+    }
+
+    /// The upper components: what is called from outside.
+    fn over(parts: Parts, stack: Stack, drains: Drains) -> CacheFs {
+        let overlays = Arc::new(Overlays::new(&parts));
+        let status = Arc::new(Status::new(&parts, &stack));
+        let attributes = Arc::new(Attributes::new(&parts, &stack, &status));
+        let names = Names::new(&parts, &stack, &status, &attributes);
+        let opens = Arc::new(Opens::new(&parts, &stack, &attributes, &drains.foreground));
+        let mounts = Mounts::new(&parts, &stack, &overlays);
+        let peers = PeerService::new(&parts, &stack, &attributes);
+        CacheFs {
+            parts,
+            stack,
+            drains,
+            overlays,
+            status,
+            attributes,
+            names,
+            opens,
+            mounts,
+            peers,
+            threads: Mutex::default(),
+            hanging: AtomicBool::new(false),
+            discarding: AtomicBool::new(false),
+        }
+    }
+
+    fn start(&self, read_ahead: &Arc<ReadAhead>, wished: Receiver<Option<Wish>>) -> Result<()> {
+        let threads = &self.threads;
+        start(threads, ("drain", WORKERS), &self.drains.drainer, Drainer::drain_files)?;
+        start(threads, ("room", 1), &self.stack.space, Space::keep_room_for_kernels)?;
+        start(threads, ("mapped", 1), &self.opens, Opens::look_at_mapped_files)?;
+        let serve = move |read_ahead: &ReadAhead| read_ahead.read_ahead(&wished);
+        start(threads, ("read-ahead", READ_AHEAD_THREADS), read_ahead, serve)?;
+        if self.stack.ownership.is_shared() {
+            start(threads, ("data servers", 1), &self.stack.ownership, Ownership::tell_others)?;
+        }
+        Ok(())
     }
 
     /// Which server has what, where data is spread over several.
     pub fn ownership(&self) -> &Ownership {
-        &self.ownership
+        &self.stack.ownership
+    }
+
+    /// What mounts hold of it, and may do.
+    pub fn mounts(&self) -> &Mounts {
+        &self.mounts
+    }
+
+    /// Opens that come without a call of `DataOps`.
+    pub fn opens(&self) -> &Opens {
+        &self.opens
+    }
+
+    /// Answers to other servers, and files that mounts take at their data servers.
+    pub fn peers(&self) -> &PeerService {
+        &self.peers
     }
 
     /// Files that have something that the PFS does not.
     pub fn dirty_files(&self) -> u64 {
-        self.drain_list.files().iter().filter(|file| file.is_dirty()).count() as u64
+        self.stack.dirty.count()
     }
 
     /// The next end may lose what the PFS does not have.
@@ -401,11 +332,11 @@ impl CacheFs {
     pub fn end(&self, dir: &Path, wait: Duration) -> std::result::Result<(), ControlError> {
         if !self.close(wait) {
             let why = "a drain hangs in a call on the PFS";
-            return Err(ControlError::new("close the cache of", Some(self.pfs.path()), why)
+            return Err(ControlError::new("close the cache of", Some(self.parts.pfs.path()), why)
                 .errno(libc::ETIMEDOUT)
                 .hint("what it has is on flash; the next mount goes on"));
         }
-        self.leftovers.sweep();
+        self.stack.leftovers.sweep();
         if self.dirty_files() > 0 {
             return Ok(());
         }
@@ -423,12 +354,12 @@ impl CacheFs {
 
     /// Stops all work; false if a thread hangs in a call on the PFS and was left behind.
     pub fn close(&self, wait: Duration) -> bool {
-        self.drain_list.stop();
-        self.mapped.stop();
-        self.space.look_now();
-        self.ownership.look_at_others();
-        self.wishes.read_ahead_ends();
-        self.events.tell_evicted(true);
+        self.parts.drain_list.stop();
+        self.opens.mapped().stop();
+        self.stack.space.look_now();
+        self.stack.ownership.look_at_others();
+        self.parts.wishes.read_ahead_ends();
+        self.parts.events.tell_evicted(true);
         let mut threads = std::mem::take(&mut *self.threads.lock());
         let until = std::time::Instant::now() + wait;
         while !threads.is_empty() && std::time::Instant::now() < until {
@@ -452,35 +383,8 @@ impl CacheFs {
         self.hanging.load(Ordering::Acquire)
     }
 
-    /// Sees what the PFS's clock says, where it makes files without a name.
-    fn look_at_pfs_clock(&self) {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let made = self.pfs.open_at(b"", OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| {
-            rustix::fs::openat(&dir, ".", flags, Mode::empty()).map_err(pfs::errno)
-        });
-        // Else it shows with the first change that is made there.
-        if let Ok(stat) = made.and_then(|file| self.pfs.stat_fd(file.as_fd())) {
-            self.clocks.stamped(stat.ctime);
-        }
-    }
-
-    /// The lock of a file's attributes, by the same rule: a drain has it while it publishes.
-    fn meta_of<'a>(&self, file: &'a CacheFile) -> parking_lot::MutexGuard<'a, ()> {
-        if let Some(meta) = file.meta.try_lock() {
-            return meta;
-        }
-        let begun = self.activity.begin();
-        let meta = file.meta.lock();
-        self.activity.end(begun, ActivityKind::Stall, file.number(), (0, 0), Stall::Drain as i64);
-        meta
-    }
-
     /// The PFS directory, for messages.
     pub fn pfs_path(&self) -> &Path {
-        self.pfs.path()
-    }
-
-    fn pfs_bytes(path: &Path) -> PathBytes {
-        PathBytes::new(path.as_os_str().as_bytes())
+        self.parts.pfs.path()
     }
 }

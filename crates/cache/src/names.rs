@@ -3,11 +3,31 @@
 //! Invariant: a directory is used only if it is the one that the kernel means (its key), so a
 //! directory that somebody exchanged on the PFS is ESTALE, never another one's content.
 
-use super::CacheFs;
+mod elsewhere;
+mod links;
+mod listing;
+
+use super::attrs::Attributes;
 use super::data_servers::LinkChange;
+use super::data_servers::Ownership;
+use super::drain::DrainList;
+use super::drain::dirty::DirtyFiles;
 use super::file::CacheFile;
+use super::flash::Flash;
+use super::intents::Intents;
+use super::moves::Moves;
+use super::nodes::Nodes;
+use super::own_change::OwnChanges;
 use super::own_change::lock_metas;
+use super::parts::Parts;
+use super::pfs::Pfs;
 use super::pfs::{HELD_PREFIX, PfsStat, errno};
+use super::pfs_inodes::PfsInodes;
+use super::pfs_leftovers::PfsLeftovers;
+use super::publishing::Publishing;
+use super::record_store::RecordStore;
+use super::stack::Stack;
+use super::status::Status;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::attr::FileKind;
@@ -35,9 +55,55 @@ pub(super) fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-impl CacheFs {
+/// Names: looked up, made and removed.
+pub(crate) struct Names {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    drain_list: Arc<DrainList>,
+    moves: Arc<Moves>,
+    publishing: Arc<Publishing>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    own_changes: Arc<OwnChanges>,
+    intents: Arc<Intents>,
+    leftovers: Arc<PfsLeftovers>,
+    status: Arc<Status>,
+    attributes: Arc<Attributes>,
+}
+
+impl Names {
+    pub fn new(
+        parts: &Parts,
+        stack: &Stack,
+        status: &Arc<Status>,
+        attributes: &Arc<Attributes>,
+    ) -> Names {
+        Names {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            drain_list: parts.drain_list.clone(),
+            moves: parts.moves.clone(),
+            publishing: parts.publishing.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            own_changes: stack.own_changes.clone(),
+            intents: stack.intents.clone(),
+            leftovers: stack.leftovers.clone(),
+            status: status.clone(),
+            attributes: attributes.clone(),
+        }
+    }
+}
+
+impl Names {
     /// lookup.
-    pub(super) fn lookup_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+    pub(crate) fn lookup_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         let who = Who::of(caller);
         if name == b"." || name == b".." {
             return self.lookup_dots(parent, name);
@@ -57,7 +123,7 @@ impl CacheFs {
     fn lookup_dots(&self, ino: Ino, name: &[u8]) -> Result<Entry> {
         let above = self.nodes.names(ino).last().map_or(Ino::ROOT, |(parent, _)| *parent);
         let target = if name == b"." { ino } else { above };
-        let attr = self.getattr_of(target)?;
+        let attr = self.attributes.getattr_of(target)?;
         if let Some((parent, name)) = self.nodes.names(target).last() {
             let known = self.nodes.get(target)?;
             self.nodes.seen(*parent, name, known.key, known.kind, &known.who, 1);
@@ -66,7 +132,13 @@ impl CacheFs {
     }
 
     /// A name that leads to this: referenced once more.
-    fn entry(&self, parent: Ino, name: &[u8], stat: &PfsStat, who: &Who) -> Result<Entry> {
+    pub(crate) fn entry(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        stat: &PfsStat,
+        who: &Who,
+    ) -> Result<Entry> {
         let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
         if self.ownership.is_elsewhere(ino, stat.kind()) {
             // Its data server has the attributes.
@@ -80,11 +152,11 @@ impl CacheFs {
         if let Some(file) = &file {
             self.leftovers.found_again(file, (parent, name))?;
         }
-        Ok(Entry { attr: self.attr_of(ino, stat, file.as_ref())? })
+        Ok(Entry { attr: self.attributes.attr_of(ino, stat, file.as_ref())? })
     }
 
     /// mkdir, mknod, symlink: whatever `make` makes in the open directory.
-    pub(super) fn make_name(
+    pub(crate) fn make_name(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -103,7 +175,7 @@ impl CacheFs {
     }
 
     /// mkdir.
-    pub(super) fn make_dir(
+    pub(crate) fn make_dir(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -116,7 +188,7 @@ impl CacheFs {
     }
 
     /// mknod.
-    pub(super) fn make_node(
+    pub(crate) fn make_node(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -134,79 +206,8 @@ impl CacheFs {
         })
     }
 
-    /// link.
-    pub(super) fn make_link(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        parent: Ino,
-        name: &[u8],
-    ) -> Result<Entry> {
-        let who = Who::of(caller);
-        let known = self.nodes.get(ino)?;
-        if known.kind == FileKind::Dir {
-            return Err(Errno::EPERM);
-        }
-        let dir = self.inodes.open_parent(&who, parent, name)?;
-        let (before, stat) = self.moves.follow(|| {
-            let known = self.nodes.get(ino)?;
-            self.ownership.while_one_inode(ino, known.kind, || {
-                self.own_changes.own_change(known.file.as_ref(), ino, &who, || {
-                    match self.link_nameless(&who, ino, dir.as_fd(), (parent, name))? {
-                        Some(linked) => Ok(linked),
-                        None => self.link_one_of(&who, ino, (dir.as_fd(), name)),
-                    }
-                })
-            })
-        })?;
-        let entry = self.entry(parent, name, &stat, &who)?;
-        if self.ownership.is_elsewhere(ino, known.kind) {
-            let client = caller.request.client;
-            self.ownership.tell_left(self.ownership.touched(
-                client,
-                ino,
-                &before,
-                Some(&stat),
-                None,
-            ));
-        }
-        Ok(entry)
-    }
-
-    /// Links whichever of the known names still leads to the inode; the newest mostly does. As it was, and as
-    /// it is.
-    fn link_one_of(
-        &self,
-        who: &Who,
-        ino: Ino,
-        to: (BorrowedFd<'_>, &[u8]),
-    ) -> Result<(PfsStat, PfsStat)> {
-        let names = self.nodes.names(ino);
-        let mut last = if names.is_empty() { Errno::ENOENT } else { Errno::ESTALE };
-        for (old_parent, old_name) in names.iter().rev() {
-            let old_dir = match self.inodes.open_dir_now(who, *old_parent, OFlags::PATH) {
-                Err(e) => {
-                    last = e;
-                    continue;
-                }
-                opened => opened?,
-            };
-            // A drain puts another inode under a name, and its key on the node.
-            let _settled = self.publishing.look();
-            let _act = who.act()?;
-            let before = match self.pfs.stat_at(old_dir.as_fd(), old_name) {
-                Ok(stat) if self.nodes.number(stat.key) == Some(ino) => stat,
-                Ok(_) | Err(Errno::ENOENT) => continue,
-                Err(e) => return Err(e),
-            };
-            rfs::linkat(&old_dir, &**old_name, to.0, to.1, AtFlags::empty()).map_err(errno)?;
-            return Ok((before, self.pfs.stat_at(to.0, to.1)?));
-        }
-        Err(last)
-    }
-
     /// unlink.
-    pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.inodes.open_parent(&who, parent, name)?;
         let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
@@ -259,7 +260,7 @@ impl CacheFs {
         let known = goes || self.nodes.number(stat.key).is_some();
         // It may be known by other names only, which lead nowhere any more.
         let ino = known.then(|| self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1));
-        let node = ino.map(|ino| Reference { fs: self, ino });
+        let node = ino.map(|ino| Reference { nodes: &self.nodes, ino });
         let elsewhere = ino.is_some_and(|ino| self.ownership.is_elsewhere(ino, stat.kind()));
         let inode = match elsewhere {
             true => {
@@ -365,15 +366,8 @@ impl CacheFs {
         }
     }
 
-    /// Somebody has closed a removed file as the last one: NFS has it under another name until nothing here leads to it.
-    pub(super) fn let_go_of_removed(&self, ino: Ino) {
-        if self.pfs.renames_what_is_held() {
-            self.nodes.hold(ino, None);
-        }
-    }
-
     /// rmdir.
-    pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let dir = self.inodes.open_parent(&who, parent, name)?;
         let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
@@ -391,7 +385,7 @@ impl CacheFs {
                         // A drain is just giving up a file that was removed, or has to come first; or a close of one
                         // is under way.
                         let path = self.inodes.path_below((parent, name))?;
-                        self.drain_list.ask(&self.listed_below(&path)?);
+                        self.drain_list.ask(&self.status.listed_below(&path)?);
                         std::thread::sleep(RMDIR_PAUSE.min(RMDIR_PAUSE_FIRST * (1 << tries)));
                         tries += 1;
                     }
@@ -416,7 +410,7 @@ impl CacheFs {
     }
 
     /// rename.
-    pub(super) fn rename_name(
+    pub(crate) fn rename_name(
         &self,
         caller: &Caller,
         from: (Ino, &[u8]),
@@ -551,13 +545,13 @@ impl Leaving<'_> {
 
 /// A reference to a node for as long as it lives.
 pub(super) struct Reference<'a> {
-    fs: &'a CacheFs,
+    nodes: &'a Nodes,
     pub ino: Ino,
 }
 
 impl Drop for Reference<'_> {
     fn drop(&mut self) {
-        drop(self.fs.nodes.forget(self.ino, 1));
+        drop(self.nodes.forget(self.ino, 1));
     }
 }
 

@@ -6,14 +6,39 @@
 //! dirty. All of it under the file's `meta` lock, so opens, drains' publications and changes of
 //! names come one after the other.
 
-use super::CacheFs;
+mod nameless;
+mod reopen;
+
+use super::CacheOptions;
+use super::attach::CachedFiles;
+use super::attrs::Attributes;
+use super::clock::Clocks;
+use super::counters::Counters;
+use super::data_servers::Ownership;
+use super::drain::DrainList;
+use super::drain::foreground::Foreground;
 use super::file::{CacheFile, FileState};
+use super::file_data::FileData;
+use super::fills::Fills;
+use super::flash::Flash;
+use super::lost::Losses;
 use super::map::BLOCK_BYTES;
+use super::mapped::MappedFiles;
 use super::names::masked;
+use super::nodes::Nodes;
+use super::parts::Parts;
+use super::pfs::Pfs;
 use super::pfs::PfsStat;
+use super::pfs_inodes::PfsInodes;
 use super::pfs_inodes::writes;
+use super::pfs_leftovers::PfsLeftovers;
+use super::record_store::RecordStore;
+use super::room_ahead::RoomAhead;
+use super::space::Space;
+use super::stack::Stack;
+use forebay_activity::Activity;
 use forebay_credentials::acting::Who;
-use forebay_proto::api::ops::*;
+use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::api::{CreateArgs, Opened};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result};
@@ -23,12 +48,98 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+/// How often an open tries again whose file was evicted in between.
+const OPEN_TRIES: u32 = 3;
+
 /// A file that misses no more than this is fetched at its open, so that it can go by passthrough.
 const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
 
-impl CacheFs {
-    /// Opens a regular file.
-    pub(super) fn open_data(
+/// Opens of files, until they are released.
+pub struct Opens {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    options: Arc<CacheOptions>,
+    counters: Arc<Counters>,
+    clocks: Arc<Clocks>,
+    activity: Arc<Activity>,
+    drain_list: Arc<DrainList>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    records: Arc<RecordStore>,
+    room_ahead: Arc<RoomAhead>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    fills: Arc<Fills>,
+    data: Arc<FileData>,
+    losses: Arc<Losses>,
+    cached_files: Arc<CachedFiles>,
+    attributes: Arc<Attributes>,
+    foreground: Arc<Foreground>,
+    mapped: MappedFiles,
+}
+
+impl Opens {
+    pub(crate) fn new(
+        parts: &Parts,
+        stack: &Stack,
+        attributes: &Arc<Attributes>,
+        foreground: &Arc<Foreground>,
+    ) -> Opens {
+        Opens {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            options: parts.options.clone(),
+            counters: parts.counters.clone(),
+            clocks: parts.clocks.clone(),
+            activity: parts.activity.clone(),
+            drain_list: parts.drain_list.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            records: stack.records.clone(),
+            room_ahead: stack.room_ahead.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            fills: stack.fills.clone(),
+            data: stack.data.clone(),
+            losses: stack.losses.clone(),
+            cached_files: stack.cached_files.clone(),
+            attributes: attributes.clone(),
+            foreground: foreground.clone(),
+            mapped: MappedFiles::default(),
+        }
+    }
+
+    /// Files that programs have mapped, and closed.
+    pub(crate) fn mapped(&self) -> &MappedFiles {
+        &self.mapped
+    }
+}
+
+impl Opens {
+    /// Opens a regular file; again if it was evicted in between.
+    pub(crate) fn open(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let mut tries = 0;
+        loop {
+            match self.open_data(caller, ino, flags, kill_suid, want_local) {
+                Err(Errno::ESTALE) if tries < OPEN_TRIES => tries += 1,
+                other => return other,
+            }
+        }
+    }
+}
+
+impl Opens {
+    /// Opens a regular file once.
+    fn open_data(
         &self,
         caller: &Caller,
         ino: Ino,
@@ -51,10 +162,10 @@ impl CacheFs {
         let is_lost = self.cached_files.is_lost_or_valid(ino, file, &stat)?;
         if writes(flags) {
             match caller.uid == 0 && flags as i32 & libc::O_TRUNC == 0 {
-                true => self.leave_capability(file, source.as_fd()),
-                false => self.kill_capability(file, ino, source.as_fd())?,
+                true => self.attributes.leave_capability(file, source.as_fd()),
+                false => self.attributes.kill_capability(file, ino, source.as_fd())?,
             }
-            self.note_acl(file, source.as_fd())?;
+            self.attributes.note_acl(file, source.as_fd())?;
         }
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
         if reads {
@@ -93,7 +204,7 @@ impl CacheFs {
     ) -> Result<Opened> {
         if flags as i32 & libc::O_TRUNC != 0 {
             if kill_suid_of.is_some() {
-                self.kill_suid_locked(ino, kill_suid_of)?;
+                self.attributes.kill_suid_locked(ino, kill_suid_of)?;
             }
             self.data.truncate_data(file, 0)?;
         }
@@ -118,7 +229,7 @@ impl CacheFs {
     }
 
     /// A kernel has a file for writing, until it has given all of its opens back.
-    pub(super) fn kernel_may_write(&self, state: &mut FileState) {
+    pub(crate) fn kernel_may_write(&self, state: &mut FileState) {
         if !std::mem::replace(&mut state.kernel_writes, true) {
             self.counters.kernel_writes_one_more();
             self.space.look_now();
@@ -158,7 +269,7 @@ impl CacheFs {
     }
 
     /// Makes a file on the PFS, and opens it here.
-    pub(super) fn create_data(
+    pub(crate) fn create_data(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -189,7 +300,7 @@ impl CacheFs {
             // Somebody opened and closed it in between, and it was forgotten: as any other file.
             Err(Errno::ESTALE) => {
                 let flags = libc::O_RDWR as u32;
-                let opened = DataOps::open(self, caller, ino, flags, false, want_local);
+                let opened = self.open(caller, ino, flags, false, want_local);
                 opened.and_then(|opened| {
                     let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
                     Ok((file, opened))
@@ -199,7 +310,7 @@ impl CacheFs {
         };
         match made {
             Ok((file, opened)) => {
-                Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
+                Ok((Entry { attr: self.attributes.attr_of(ino, &stat, Some(&file))? }, opened))
             }
             Err(e) => {
                 // The PFS has it, empty: as after any open that failed.
@@ -220,14 +331,14 @@ impl CacheFs {
         let opening = self.cached_files.attach_to_open(ino, stat, &who)?;
         let file = opening.file();
         // A default ACL of the directory.
-        self.note_acl(file, made)?;
+        self.attributes.note_acl(file, made)?;
         let _meta = file.meta.lock();
         let opened = self.open_attached(file, ino, who, want_local)?;
         Ok((file.clone(), opened))
     }
 
     /// With the file's `meta` locked.
-    pub(super) fn open_attached(
+    pub(crate) fn open_attached(
         &self,
         file: &Arc<CacheFile>,
         ino: Ino,
@@ -262,7 +373,7 @@ impl CacheFs {
     }
 
     /// An open has ended.
-    pub(super) fn release_data(&self, ino: Ino, local: bool) {
+    pub(crate) fn release_data(&self, ino: Ino, local: bool) {
         let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else { return };
         let may_be_mapped = local && {
             let state = file.state.lock();
@@ -281,7 +392,7 @@ impl CacheFs {
     }
 
     /// The same of a file that nobody has mapped.
-    pub(super) fn release_file(&self, file: &Arc<CacheFile>, local: bool) {
+    fn release_file(&self, file: &Arc<CacheFile>, local: bool) {
         let ino = file.number();
         let mut state = file.state.lock();
         state.opens = state.opens.saturating_sub(1);
@@ -322,8 +433,7 @@ impl CacheFs {
             drop(state);
             // Who asked while it was open, or while its close was under way, was given all that it has: it is clean after one more
             // look, whatever its policy.
-            match drained.is_some_and(|open| self.drains.foreground.has_nothing_since(file, &open))
-            {
+            match drained.is_some_and(|open| self.foreground.has_nothing_since(file, &open)) {
                 true => self.drain_list.ask(std::slice::from_ref(file)),
                 false => self.drain_list.closed(file),
             }
@@ -342,6 +452,57 @@ impl CacheFs {
             }
         } else if let Err(error) = self.records.forget_empty(file, state) {
             tracing::warn!(%error, "what is known of a file with no data here stays on flash");
+        }
+    }
+}
+
+impl Opens {
+    /// The lock of a file's attributes, by the same rule: a drain has it while it publishes.
+    fn meta_of<'a>(&self, file: &'a CacheFile) -> parking_lot::MutexGuard<'a, ()> {
+        if let Some(meta) = file.meta.try_lock() {
+            return meta;
+        }
+        let begun = self.activity.begin();
+        let meta = file.meta.lock();
+        self.activity.end(begun, ActivityKind::Stall, file.number(), (0, 0), Stall::Drain as i64);
+        meta
+    }
+
+    /// Whether the end of the last open by a kernel, which had the file for writing, is put off: somebody may still write
+    /// the object, and it is looked at again.
+    fn is_still_mapped(&self, file: &Arc<CacheFile>) -> bool {
+        let may_be_written = self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
+        if may_be_written {
+            self.mapped.watch(file);
+        }
+        may_be_written
+    }
+
+    /// The thread.
+    pub(crate) fn look_at_mapped_files(&self) {
+        while let Some(mapped) = self.mapped.next() {
+            let file = mapped.file.clone();
+            // Opened again meanwhile, or removed: the end that was put off is that of one of several, or matters to nobody.
+            let is_last = {
+                let state = file.state.lock();
+                state.locals == 1 && !state.gone
+            };
+            let still = is_last && self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
+            let asked = self.mapped.looked(mapped, still);
+            if !still {
+                self.release_file(&file, true);
+                if asked {
+                    // The drain that was asked for came while the file counted as open, and left it so.
+                    self.drain_list.ask(std::slice::from_ref(&file));
+                }
+            }
+        }
+    }
+
+    /// Somebody has closed a removed file as the last one: NFS has it under another name until nothing here leads to it.
+    fn let_go_of_removed(&self, ino: Ino) {
+        if self.pfs.renames_what_is_held() {
+            self.nodes.hold(ino, None);
         }
     }
 }

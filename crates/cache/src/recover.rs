@@ -3,17 +3,38 @@
 //!
 //! Invariant: nothing is drained, shown or dropped before both are known.
 
+use super::clock::Clocks;
+use super::data_servers::Ownership;
+use super::drain::Drainer;
+use super::drain::dirty::DirtyFiles;
 use super::file::{CacheFile, FileState};
+use super::file_data::FileData;
+use super::flash::Flash;
+use super::intents::Intents;
+use super::lost::Losses;
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
+use super::nodes::Nodes;
+use super::parts::Parts;
 use super::pfs::Pfs;
+use super::pfs::errno;
+use super::pfs_inodes::PfsInodes;
+use super::pfs_leftovers::PfsLeftovers;
 use super::pfs_leftovers::names_on_record;
-use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
+use super::record::Record;
+use super::record_store::RecordStore;
+use super::room_ahead::RoomAhead;
+use super::space::Space;
+use super::stack::Stack;
+use super::{CONFIG_NAME, CacheOptions, Config, DRAINED_NAME};
 use forebay_credentials::acting::Who;
 use forebay_proto::control::ControlError;
+use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
 use forebay_store::flash::replace_file;
+use rustix::fs::{Mode, OFlags};
 use std::collections::HashSet;
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +56,7 @@ pub(super) fn open_pfs(
     }
     let path = &options.pfs;
     if let Some(known) = &known
-        && known.pfs != CacheFs::pfs_bytes(path)
+        && known.pfs != pfs_bytes(path)
     {
         let shows = OsStr::from_bytes(known.pfs.as_bytes());
         let why = format!("the buffer there is a cache of {}", Path::new(shows).display());
@@ -63,7 +84,7 @@ pub(super) fn open_pfs(
         })?,
         token => token,
     };
-    let (identity, pfs_path) = (pfs.identity().clone(), CacheFs::pfs_bytes(path));
+    let (identity, pfs_path) = (pfs.identity().clone(), pfs_bytes(path));
     save_config(dir, &Config { pfs: pfs_path, identity, boot_id, token })?;
     Ok((pfs, power_cut, token))
 }
@@ -86,14 +107,59 @@ fn save_config(dir: &Path, config: &Config) -> std::result::Result<(), ControlEr
     replace_file(dir, CONFIG_NAME, "cache.json.tmp", &text, what)
 }
 
+fn pfs_bytes(path: &Path) -> PathBytes {
+    PathBytes::new(path.as_os_str().as_bytes())
+}
+
 /// A number that no other cache has.
 fn token() -> Result<u64> {
     Ok(forebay_net::random::nonzero_u64()?)
 }
 
-impl CacheFs {
+/// Takes up what the last server left; needed at a start only.
+pub(crate) struct Recovery {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    clocks: Arc<Clocks>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    room_ahead: Arc<RoomAhead>,
+    intents: Arc<Intents>,
+    leftovers: Arc<PfsLeftovers>,
+    losses: Arc<Losses>,
+    data: Arc<FileData>,
+    drainer: Arc<Drainer>,
+}
+
+impl Recovery {
+    pub fn new(parts: &Parts, stack: &Stack, drainer: &Arc<Drainer>) -> Recovery {
+        Recovery {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            clocks: parts.clocks.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            space: stack.space.clone(),
+            room_ahead: stack.room_ahead.clone(),
+            intents: stack.intents.clone(),
+            leftovers: stack.leftovers.clone(),
+            losses: stack.losses.clone(),
+            data: stack.data.clone(),
+            drainer: drainer.clone(),
+        }
+    }
+}
+
+impl Recovery {
     /// Takes up what the last server left.
-    pub(super) fn recover(self: &Arc<Self>, power_cut: bool) -> Result<()> {
+    pub(crate) fn recover(&self, power_cut: bool) -> Result<()> {
         if power_cut {
             self.flash.expect_lost_maps();
         }
@@ -149,7 +215,7 @@ impl CacheFs {
                     if let Some(number) = self.number_at_data_server(&file) {
                         file.set_number(number);
                     }
-                    self.drains.drainer.take_up(&file);
+                    self.drainer.take_up(&file);
                     self.take_up(&file)?;
                 }
             }
@@ -206,7 +272,7 @@ impl CacheFs {
     }
 
     /// A dirty file of the last server: in the list, with a node if the PFS lets us find it.
-    fn take_up(self: &Arc<Self>, file: &Arc<CacheFile>) -> Result<()> {
+    fn take_up(&self, file: &Arc<CacheFile>) -> Result<()> {
         if !self.ownership.has_names() {
             return self.take_up_at_data_server(file);
         }
@@ -368,5 +434,70 @@ impl CacheFs {
             );
         }
         Ok(())
+    }
+}
+
+impl Recovery {
+    /// Sees what the PFS's clock says, where it makes files without a name.
+    pub(crate) fn look_at_pfs_clock(&self) {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let made = self
+            .pfs
+            .open_at(b"", OFlags::PATH | OFlags::DIRECTORY)
+            .and_then(|dir| rustix::fs::openat(&dir, ".", flags, Mode::empty()).map_err(errno));
+        // Else it shows with the first change that is made there.
+        if let Ok(stat) = made.and_then(|file| self.pfs.stat_fd(file.as_fd())) {
+            self.clocks.stamped(stat.ctime);
+        }
+    }
+
+    /// At the start: a file that was made without a name has the one on record if the PFS has it there. Else nothing of it
+    /// is kept.
+    fn take_up_nameless(&self, ino: Ino, record: Record) -> Result<Option<Record>> {
+        if !record.nameless {
+            return Ok(Some(record));
+        }
+        if self.was_named(&record) {
+            let record = Record { nameless: false, ..record };
+            self.flash.save(ino, &record)?;
+            return Ok(Some(record));
+        }
+        self.flash.remove(ino, record.key)?;
+        self.flash.release(ino);
+        Ok(None)
+    }
+
+    fn was_named(&self, record: &Record) -> bool {
+        let path = record.path.as_bytes();
+        let look = |who: &Who| {
+            let _act = who.act()?;
+            self.pfs.stat(path)
+        };
+        match look(&Who::server()).or_else(|_| look(&record.writer)) {
+            _ if path.is_empty() => false,
+            Ok(stat) => stat.key == record.key,
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => false,
+            // Not known: nothing of it is given up.
+            Err(_) => true,
+        }
+    }
+
+    /// Looks which names were given that the last server was giving when it was killed.
+    pub(crate) fn settle_moves(&self) {
+        let mut moved = self.nodes.moved();
+        // A name may be in a directory that was being moved too.
+        for _ in 0..moved.len() {
+            moved.retain(|(ino, parent, name, key)| {
+                let Ok(path) = self.inodes.path_below((*parent, name)) else { return true };
+                let is_there = self.pfs.stat(&path).is_ok_and(|stat| {
+                    // Its data server may have put another inode there, which it has told before.
+                    stat.key == *key || self.nodes.number(stat.key) == Some(*ino)
+                });
+                if is_there {
+                    self.nodes.name(*ino, *parent, name);
+                }
+                !is_there
+            });
+        }
     }
 }

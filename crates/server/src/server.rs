@@ -292,7 +292,7 @@ impl Server {
     pub fn activity_page(&self, after: Option<u64>) -> ActivityPage {
         let mut page = self.activity.read(after);
         if let Some(cache) = &self.cache {
-            page.names = cache.names_of(page.rows.iter().map(|row| Ino(row.1)));
+            page.names = cache.mounts().names_of(page.rows.iter().map(|row| Ino(row.1)));
         }
         forebay_activity::stamp(&mut page, forebay_net::node::host_name());
         page

@@ -1,19 +1,15 @@
 //! A data server that does not have the names: files that it takes from the metadata server, where they are
 //! now, and what it hears of their names.
 
-use super::super::CacheFs;
 use super::super::data_servers::Ownership;
 use super::super::file::CacheFile;
 use super::super::nodes::Whereabouts;
-use super::super::pfs::{Key, proc_path};
-use super::messages::{LinkChange, Request, Response};
+use super::super::pfs::Key;
+use super::messages::{Request, Response};
 use super::{DataServers, FILES_MAX, NAMES, PATIENCE};
-use forebay_credentials::acting::Who;
-use forebay_proto::attr::{Attr, FileKind};
-use forebay_proto::{Caller, Errno, Ino, Result};
-use rustix::fs::{Mode, OFlags};
+use forebay_proto::{Errno, Ino, Result};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,146 +30,9 @@ pub(crate) enum NowAt {
     Removed,
 }
 
-impl CacheFs {
-    /// Takes references to files that names led to, with their attributes now. `as_user`: only what this user
-    /// can reach. `to_write`: they will be opened for writing.
-    pub fn take(
-        &self,
-        inos: &[Ino],
-        as_user: Option<&Caller>,
-        to_write: bool,
-    ) -> Vec<Result<Attr>> {
-        if let Err(error) = self.ownership.know(inos, to_write) {
-            return inos.iter().map(|_| Err(error)).collect();
-        }
-        inos.iter().map(|ino| self.take_known(*ino, as_user)).collect()
-    }
-
-    fn take_known(&self, ino: Ino, as_user: Option<&Caller>) -> Result<Attr> {
-        if !self.nodes.reference(ino) {
-            return Err(Errno::ESTALE);
-        }
-        let reached =
-            as_user.map_or(Ok(()), |user| self.inodes.open_node(ino, &Who::of(user)).map(drop));
-        reached.and_then(|()| self.attr_to_take(ino)).inspect_err(|_| {
-            drop(self.nodes.forget(ino, 1));
-        })
-    }
-
-    fn attr_to_take(&self, ino: Ino) -> Result<Attr> {
-        let stat = self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd())?;
-        if stat.nlink == 0 {
-            return Err(Errno::ESTALE);
-        }
-        let file = match self.nodes.get(ino)?.file {
-            None => self.records.dirty_by_key(ino, stat.key)?,
-            file => file,
-        };
-        self.attr_of(ino, &stat, file.as_ref())
-    }
-
-    /// The number of a file of this data server that a path leads to for a requester, referenced; `None` if another
-    /// server is its data server.
-    pub(in super::super) fn walk_to_file(&self, path: &[u8], who: &Who) -> Result<Option<Ino>> {
-        let Some(data_servers) = self.ownership.at_data_server() else {
-            let ino = self.inodes.walk(path, who)?;
-            if self.ownership.is_elsewhere(ino, self.nodes.get(ino)?.kind) {
-                drop(self.nodes.forget(ino, 1));
-                return Ok(None);
-            }
-            return Ok(Some(ino));
-        };
-        let question = Request::Resolve { path: path.to_vec(), who: who.clone() };
-        match data_servers.ask_patiently(NAMES, &question, PATIENCE)? {
-            Response::Resolved(ino, FileKind::File) if ino.shard() == data_servers.mine() => {
-                self.ownership.know(&[ino], false)?;
-                match self.nodes.reference(ino) {
-                    true => Ok(Some(ino)),
-                    false => Err(Errno::ESTALE),
-                }
-            }
-            Response::Resolved(..) => Ok(None),
-            Response::Failed(errno) => Err(Errno(errno)),
-            _ => Err(Errno::EPROTO),
-        }
-    }
-
-    /// A name of a file is about to go on the PFS: what is open of it, or has to drain, holds its inode.
-    /// One that is not known may be taken by a mount before it goes.
-    pub(super) fn keep_leaving(&self, data_servers: &DataServers, ino: Ino) {
-        if self.ownership.know(&[ino], false).is_err() {
-            return;
-        }
-        let Ok(node) = self.inodes.open_node_any(ino) else { return };
-        if self.pfs.renames_what_is_held() && !self.is_held_on_nfs(ino, &node) {
-            return;
-        }
-        let path = proc_path(node.as_fd(), b"");
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let readable = rustix::fs::open(&path[..], flags, Mode::empty());
-        let held: OwnedFd = readable.unwrap_or(node);
-        let mut leaving = data_servers.leaving.lock();
-        if leaving.len() >= LEAVING_MAX {
-            leaving.clear();
-        }
-        leaving.insert(ino, held);
-    }
-
-    /// True for what somebody has open, and for what has to drain and has other names. Anything else that is held while its
-    /// name goes, NFS would rename.
-    fn is_held_on_nfs(&self, ino: Ino, node: &OwnedFd) -> bool {
-        let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else {
-            return false;
-        };
-        let has_others = || self.pfs.stat_fd(node.as_fd()).is_ok_and(|stat| stat.nlink > 1);
-        file.is_in_use() || (file.is_dirty() && has_others())
-    }
-
-    /// Something happened to names of a file.
-    pub(crate) fn left(&self, left: &LinkChange) -> Result<()> {
-        let Some(data_servers) = self.ownership.at_data_server() else { return Err(Errno::EPROTO) };
-        let heard = self.heard_of(data_servers, left);
-        // Perhaps nobody else needs its node.
-        drop(self.nodes.forget(left.ino, 0));
-        heard
-    }
-
-    fn heard_of(&self, data_servers: &DataServers, left: &LinkChange) -> Result<()> {
-        if left.removed {
-            // Before anything else says so: nobody who knows the number finds neither name nor inode.
-            self.ownership.hold_removed(left.ino);
-        }
-        let held = data_servers.leaving.lock().remove(&left.ino);
-        let known = self.nodes.get(left.ino).ok();
-        let key = known.as_ref().map_or(left.key, |known| known.key);
-        let file = match known.and_then(|known| known.file) {
-            Some(file) => Some(file),
-            None => self.records.find(key)?,
-        };
-        if left.removed {
-            if let Some(file) = &file {
-                let _meta = file.meta.lock();
-                self.leftovers.lose(file)?;
-            }
-            self.nodes.set_paths(left.ino, &[]);
-            return Ok(());
-        }
-        self.nodes.set_paths(left.ino, &left.paths);
-        let Some(file) = file else { return Ok(()) };
-        let _meta = file.meta.lock();
-        if let Some((before, after)) = &left.change {
-            self.own_changes.follow_own_change(&file, before, after)?;
-        }
-        if let Some(held) = held.filter(|_| left.gone.is_some()) {
-            *file.inode.lock() = Some(Arc::new(held)).filter(|_| file.is_dirty());
-        }
-        Ok(())
-    }
-}
-
 impl Ownership {
     /// There are nodes of these files, as far as they have names.
-    fn know(&self, inos: &[Ino], to_write: bool) -> Result<()> {
+    pub(super) fn know(&self, inos: &[Ino], to_write: bool) -> Result<()> {
         let Some(data_servers) = self.at_data_server() else { return Ok(()) };
         let unknown: Vec<Ino> =
             inos.iter().copied().filter(|ino| self.nodes.get(*ino).is_err()).collect();
@@ -294,7 +153,7 @@ impl Ownership {
 
     /// A last name is gone, and this data server is about to be told so: who knows the number opens the inode that is
     /// held since before. False if none is.
-    fn hold_removed(&self, ino: Ino) -> bool {
+    pub(super) fn hold_removed(&self, ino: Ino) -> bool {
         let Some(data_servers) = self.at_data_server() else { return false };
         let held = data_servers.leaving.lock().get(&ino).and_then(|fd| fd.try_clone().ok());
         let is_held = held.is_some();
@@ -302,6 +161,21 @@ impl Ownership {
             self.nodes.hold(ino, held);
         }
         is_held
+    }
+
+    /// An inode of a file that is about to lose a name is held until that is heard of.
+    pub(super) fn hold_leaving(&self, ino: Ino, held: OwnedFd) {
+        let Some(data_servers) = &self.data_servers else { return };
+        let mut leaving = data_servers.leaving.lock();
+        if leaving.len() >= LEAVING_MAX {
+            leaving.clear();
+        }
+        leaving.insert(ino, held);
+    }
+
+    /// What is held of it.
+    pub(super) fn take_leaving(&self, ino: Ino) -> Option<OwnedFd> {
+        self.data_servers.as_ref()?.leaving.lock().remove(&ino)
     }
 
     /// A drain has put another inode under the name of a file that may be about to lose it.

@@ -1,8 +1,6 @@
 //! The metadata server: what it tells data servers about changes of names, and what it settles with them.
 
-use super::super::CacheFs;
 use super::super::data_servers::Ownership;
-use super::super::names::{At, Leaving};
 use super::super::pfs::{Key, PfsStat};
 use super::super::record::Base;
 use super::messages::{LinkChange, Request, Response, data_server_of};
@@ -12,7 +10,6 @@ use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use parking_lot::RwLockReadGuard;
 use std::collections::HashSet;
-use std::os::fd::AsFd;
 
 impl Ownership {
     /// True if another server is the file's data server.
@@ -197,55 +194,5 @@ impl Ownership {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => false,
             Err(_) => true,
         }
-    }
-}
-
-impl CacheFs {
-    /// Removes a name of a file whose data server is another server; what that one is to hear of it.
-    pub(in super::super) fn with_leaving_elsewhere(
-        &self,
-        leaving: &Leaving<'_>,
-        (parent, name): At<'_>,
-        remove: impl FnOnce() -> Result<()>,
-    ) -> Result<LinkChange> {
-        let ino = leaving.node.as_ref().map(|node| node.ino).ok_or(Errno::ESTALE)?;
-        if leaving.last {
-            self.nodes.removing(ino);
-        }
-        forebay_failpoint::step("a name of a file elsewhere is going");
-        if let Err(error) = remove() {
-            if leaving.last {
-                self.nodes.settled(ino);
-            }
-            return Err(error);
-        }
-        forebay_failpoint::step("a name of a file elsewhere has gone");
-        let after = leaving.inode.as_ref().and_then(|fd| self.pfs.stat_fd(fd.as_fd()).ok());
-        self.nodes.unname(ino, parent, name);
-        if leaving.last {
-            self.nodes.removed(ino);
-        }
-        forebay_failpoint::step("its data server is to hear of it");
-        let gone = Some((parent, name));
-        let left = self.ownership.touched(leaving.client, ino, &leaving.stat, after.as_ref(), gone);
-        Ok(LinkChange { removed: leaving.last, ..left })
-    }
-
-    /// What the data server of a file that got another name is to hear. The kernel of who renamed it knows; others
-    /// look the old name up again.
-    pub(in super::super) fn moved_elsewhere(&self, moved: &Leaving<'_>) -> Option<LinkChange> {
-        let node = moved.node.as_ref().filter(|_| moved.is_elsewhere())?;
-        let after = self.pfs.stat_fd(moved.inode.as_ref()?.as_fd()).ok();
-        Some(self.ownership.touched(moved.client, node.ino, &moved.stat, after.as_ref(), None))
-    }
-
-    pub(super) fn resolve_for(&self, path: &[u8], who: &Who) -> Result<(Ino, FileKind)> {
-        let ino = self.inodes.walk(path, who)?;
-        let kind = self.nodes.get(ino)?.kind;
-        match self.ownership.is_elsewhere(ino, kind) {
-            true => self.nodes.give(ino),
-            false => drop(self.nodes.forget(ino, 1)),
-        }
-        Ok((ino, kind))
     }
 }

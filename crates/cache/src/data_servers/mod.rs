@@ -12,8 +12,8 @@
 //!   has heard it. What it may hear (a name was moved) it finds out by asking.
 //! * A server that is away delays no change of names; it hears of it when it is back, before it drains.
 //!
-//! `messages` is what they say to each other, `at_metadata_server` and `at_data_server` the two sides, `links` what keeps links and
-//! drains apart. Made by `CacheFs::open_told`, asked by `session::cached::peers` for the other servers.
+//! `messages` is what they say to each other, `service` what needs the PFS for its answer, `at_metadata_server` and `at_data_server` the two sides, `links` what keeps links and
+//! drains apart. Made by `stack`, asked by `session::cached::peers` for the other servers.
 
 mod at_data_server;
 mod at_metadata_server;
@@ -21,19 +21,20 @@ mod bell;
 mod links;
 mod lost;
 mod messages;
+mod service;
 mod writing;
 
 pub(crate) use at_data_server::NowAt;
 pub(crate) use bell::Bell;
 pub(crate) use messages::{LinkChange, Request, Response};
+pub use service::PeerService;
 
 use self::links::Links;
-use super::CacheFs;
 use super::drain::DrainList;
 use super::drain::policies::Policies;
 use super::nodes::{Nodes, Whereabouts};
 use super::parts::Parts;
-use super::pfs::Pfs;
+use super::pfs::{Key, Pfs};
 use forebay_interfaces::peers::Peers;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
@@ -201,83 +202,6 @@ impl DataServers {
     }
 }
 
-impl CacheFs {
-    /// Answers another server. What it takes to be told that a name has gone is for
-    /// [`CacheFs::left`], which the sessions call when nobody believes in it any more.
-    pub(crate) fn asked(&self, from: ShardId, asked: Request) -> Result<Response> {
-        let data_servers = self.ownership.data_servers.as_ref().ok_or(Errno::EPROTO)?;
-        Ok(match asked {
-            Request::Describe { number, inos, to_write } => {
-                let one = |ino: &Ino| match ino.shard() == from {
-                    true => self.nodes.describe(*ino, number, to_write),
-                    false => None,
-                };
-                Response::Described(inos.iter().map(one).collect())
-            }
-            Request::LetGo(list) => {
-                self.nodes.data_server_let_go(&list);
-                Response::Done
-            }
-            Request::MayWrite(ino, number) => {
-                self.nodes.may_be_dirty(ino, number);
-                Response::Done
-            }
-            Request::Clean(list) => {
-                self.nodes.data_server_has_clean(list);
-                Response::Done
-            }
-            Request::Start { start, inos, last } => {
-                self.ownership.data_server_starts(data_servers, from, start, inos, last);
-                // It is back: what it did not hear it hears now.
-                data_servers.answers(from);
-                self.nodes.bell().ring();
-                Response::Policies(self.policies.list())
-            }
-            Request::Where(list) => {
-                drop(data_servers.renaming.write());
-                let find = |(ino, key): &(Ino, _)| self.nodes.whereabouts(*ino, *key);
-                Response::Where(list.iter().map(find).collect())
-            }
-            Request::Keys { ino, keep, also } => {
-                // A name that is being made is on the PFS when the data server looks.
-                let settle = |()| also.map_or(Ok(()), |_| data_servers.links.wait_for_none(ino));
-                match self.nodes.set_keys(ino, keep, also).and_then(settle) {
-                    // Lost in a power cut: nobody there takes it for another file.
-                    Ok(()) | Err(Errno::ESTALE) => Response::Done,
-                    Err(e) => Response::Failed(e.0),
-                }
-            }
-            Request::Resolve { path, who } => match self.resolve_for(&path, &who) {
-                Ok((ino, kind)) => Response::Resolved(ino, kind),
-                Err(e) => Response::Failed(e.0),
-            },
-            Request::Leaving(ino) => {
-                self.keep_leaving(data_servers, ino);
-                Response::Done
-            }
-            Request::Links(left) => match self.left(&left) {
-                Ok(()) => Response::Done,
-                Err(e) => Response::Failed(e.0),
-            },
-            Request::Unknown(inos) => {
-                let clean = self.nodes.are_clean(&inos);
-                let is_unknown = |ino: &Ino| self.nodes.get(*ino).is_err();
-                let unknown = inos.into_iter().filter(is_unknown).collect();
-                Response::Unknown { unknown, clean }
-            }
-            Request::Policies(list) => match self.policies.replace(list) {
-                Ok(()) => {
-                    // It may have been away.
-                    self.nodes.bell().ring();
-                    self.policies.policies_changed();
-                    Response::Done
-                }
-                Err(e) => Response::Failed(e.0),
-            },
-        })
-    }
-}
-
 /// Which server has what of the files of a cache, and what this one says of it to the others.
 pub struct Ownership {
     /// The other servers of a cache whose data is spread over several.
@@ -302,6 +226,76 @@ impl Ownership {
     /// True if data is spread over several servers.
     pub(crate) fn is_shared(&self) -> bool {
         self.data_servers.is_some()
+    }
+
+    /// Answers another server what this one knows without a look at the PFS. EPROTO for the rest, which is for
+    /// [`PeerService`].
+    fn asked(&self, from: ShardId, asked: Request) -> Result<Response> {
+        let data_servers = self.data_servers.as_ref().ok_or(Errno::EPROTO)?;
+        Ok(match asked {
+            Request::Describe { number, inos, to_write } => {
+                let one = |ino: &Ino| match ino.shard() == from {
+                    true => self.nodes.describe(*ino, number, to_write),
+                    false => None,
+                };
+                Response::Described(inos.iter().map(one).collect())
+            }
+            Request::LetGo(list) => {
+                self.nodes.data_server_let_go(&list);
+                Response::Done
+            }
+            Request::MayWrite(ino, number) => {
+                self.nodes.may_be_dirty(ino, number);
+                Response::Done
+            }
+            Request::Clean(list) => {
+                self.nodes.data_server_has_clean(list);
+                Response::Done
+            }
+            Request::Start { start, inos, last } => {
+                self.data_server_starts(data_servers, from, start, inos, last);
+                // It is back: what it did not hear it hears now.
+                data_servers.answers(from);
+                self.nodes.bell().ring();
+                Response::Policies(self.policies.list())
+            }
+            Request::Where(list) => {
+                drop(data_servers.renaming.write());
+                let find = |(ino, key): &(Ino, _)| self.nodes.whereabouts(*ino, *key);
+                Response::Where(list.iter().map(find).collect())
+            }
+            Request::Keys { ino, keep, also } => {
+                // A name that is being made is on the PFS when the data server looks.
+                let settle = |()| also.map_or(Ok(()), |_| data_servers.links.wait_for_none(ino));
+                match self.nodes.set_keys(ino, keep, also).and_then(settle) {
+                    // Lost in a power cut: nobody there takes it for another file.
+                    Ok(()) | Err(Errno::ESTALE) => Response::Done,
+                    Err(e) => Response::Failed(e.0),
+                }
+            }
+            Request::Unknown(inos) => {
+                let clean = self.nodes.are_clean(&inos);
+                let is_unknown = |ino: &Ino| self.nodes.get(*ino).is_err();
+                let unknown = inos.into_iter().filter(is_unknown).collect();
+                Response::Unknown { unknown, clean }
+            }
+            Request::Policies(list) => self.heard_policies(list),
+            Request::Resolve { .. } | Request::Leaving(_) | Request::Links(_) => {
+                return Err(Errno::EPROTO);
+            }
+        })
+    }
+
+    fn heard_policies(&self, list: Vec<(Key, String)>) -> Response {
+        match self.policies.replace(list) {
+            Ok(()) => {
+                // It may have been away.
+                self.nodes.bell().ring();
+                self.policies.policies_changed();
+                Response::Done
+            }
+            Err(e) => Response::Failed(e.0),
+        }
     }
 }
 
@@ -390,15 +384,5 @@ impl PeerRequest {
             }
             _ => None,
         }
-    }
-}
-
-impl CacheFs {
-    /// The answer to the server of another part, as bytes.
-    pub fn answer_peer(&self, from: ShardId, request: PeerRequest) -> Result<Vec<u8>> {
-        let told = self.asked(from, request.0)?;
-        let mut body = Vec::new();
-        frame::encode(&told, &mut body).map_err(|_| Errno::EPROTO)?;
-        Ok(body)
     }
 }

@@ -34,6 +34,11 @@ impl DirtyFiles {
             ownership: ownership.clone(),
         }
     }
+
+    /// Files that have something that the PFS does not.
+    pub fn count(&self) -> u64 {
+        self.drain_list.files().iter().filter(|file| file.is_dirty()).count() as u64
+    }
 }
 
 impl DirtyFiles {

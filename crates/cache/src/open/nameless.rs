@@ -9,18 +9,17 @@
 //! nothing. On a PFS that makes no such files (NFS, GlusterFS, Lustre) the call is EOPNOTSUPP, as it is there: programs then
 //! make a name and remove it. Called by `filesystem`, `names` (link), `open` (the last close), and `recover`.
 
-use super::CacheFs;
-use super::attach::Opening;
-use super::file::CacheFile;
-use super::names::{At, give_group_of, masked};
-use super::pfs::{PfsStat, errno, proc_path};
-use super::record::Record;
+use super::super::attach::Opening;
+use super::super::file::CacheFile;
+use super::super::names::{give_group_of, masked};
+use super::super::pfs::{PfsStat, errno};
+use super::super::record::Record;
+use super::Opens;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::{CreateArgs, Opened};
-use forebay_proto::control::PathBytes;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result};
 use forebay_store::descriptors;
-use rustix::fs::{self as rfs, AtFlags, Mode, OFlags};
+use rustix::fs::{self as rfs, Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -33,9 +32,9 @@ fn not_supported(error: rustix::io::Errno) -> Errno {
     }
 }
 
-impl CacheFs {
+impl Opens {
     /// Makes a file without a name on the PFS, and opens it here.
-    pub(super) fn make_nameless(
+    pub(crate) fn make_nameless(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -59,7 +58,7 @@ impl CacheFs {
         let ino = self.nodes.made_nameless(parent, stat.key, &who, held);
         let opened = self.open_nameless(ino, made.as_fd(), &stat, who, want_local);
         let answer = opened.and_then(|(file, opened)| {
-            Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
+            Ok((Entry { attr: self.attributes.attr_of(ino, &stat, Some(&file))? }, opened))
         });
         answer.inspect_err(|_| drop(self.nodes.forget(ino, 1)))
     }
@@ -81,7 +80,7 @@ impl CacheFs {
         let opening = Opening::of(self.nodes.attach(ino, file)?).ok_or(Errno::ESTALE)?;
         let file = opening.file();
         // A default ACL of the directory.
-        let opened = self.note_acl(file, made).and_then(|()| {
+        let opened = self.attributes.note_acl(file, made).and_then(|()| {
             let _meta = file.meta.lock();
             self.open_attached(file, ino, who, want_local)
         });
@@ -92,7 +91,7 @@ impl CacheFs {
     }
 
     /// Nobody has it open any more: nobody can give it a name.
-    pub(super) fn end_nameless(&self, file: &Arc<CacheFile>) {
+    pub(crate) fn end_nameless(&self, file: &Arc<CacheFile>) {
         let _meta = file.meta.lock();
         let ends = {
             let state = file.state.lock();
@@ -103,77 +102,6 @@ impl CacheFs {
         }
         if let Err(error) = self.leftovers.lose(file) {
             tracing::warn!(ino = %file.ino, %error, "a file without a name stays on flash until the next start");
-        }
-    }
-
-    /// Gives a file its first name, at `to` in the open directory `dir`; as it was, and as it is. `None`: it has, or had, one.
-    /// With the file's `meta` locked.
-    pub(super) fn link_nameless(
-        &self,
-        who: &Who,
-        ino: Ino,
-        dir: BorrowedFd<'_>,
-        to: At<'_>,
-    ) -> Result<Option<(PfsStat, PfsStat)>> {
-        let known = self.nodes.get(ino)?;
-        let (Some(file), Some(held)) = (known.file, known.held) else { return Ok(None) };
-        {
-            let state = file.state.lock();
-            if state.gone || !state.record.nameless {
-                return Ok(None);
-            }
-        }
-        let path = PathBytes::new(&self.inodes.path_below(to)?);
-        file.state.lock().save_synced(&self.flash, &file, |record| record.path = path)?;
-        forebay_failpoint::step("a file without a name is about to get one");
-        let before = self.pfs.stat_fd(held.as_fd())?;
-        {
-            let _act = who.act()?;
-            let from = proc_path(held.as_fd(), b"");
-            rfs::linkat(rfs::CWD, &from[..], dir, to.1, AtFlags::SYMLINK_FOLLOW).map_err(errno)?;
-        }
-        forebay_failpoint::step("a file without a name has one on the PFS");
-        self.nodes.name(ino, to.0, to.1);
-        self.nodes.hold(ino, None);
-        {
-            let mut state = file.state.lock();
-            state.save(&self.flash, &file, |record| record.nameless = false)?;
-            if state.record.is_dirty() {
-                self.dirty.list_dirty(&file, &mut state);
-            }
-        }
-        forebay_failpoint::step("a file without a name has one on record");
-        Ok(Some((before, self.pfs.stat_at(dir, to.1)?)))
-    }
-
-    /// At the start: a file that was made without a name has the one on record if the PFS has it there. Else nothing of it
-    /// is kept.
-    pub(super) fn take_up_nameless(&self, ino: Ino, record: Record) -> Result<Option<Record>> {
-        if !record.nameless {
-            return Ok(Some(record));
-        }
-        if self.was_named(&record) {
-            let record = Record { nameless: false, ..record };
-            self.flash.save(ino, &record)?;
-            return Ok(Some(record));
-        }
-        self.flash.remove(ino, record.key)?;
-        self.flash.release(ino);
-        Ok(None)
-    }
-
-    fn was_named(&self, record: &Record) -> bool {
-        let path = record.path.as_bytes();
-        let look = |who: &Who| {
-            let _act = who.act()?;
-            self.pfs.stat(path)
-        };
-        match look(&Who::server()).or_else(|_| look(&record.writer)) {
-            _ if path.is_empty() => false,
-            Ok(stat) => stat.key == record.key,
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => false,
-            // Not known: nothing of it is given up.
-            Err(_) => true,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Listing directories: the PFS's entries in its own order, under its own positions.
 
-use super::CacheFs;
-use super::names::DRAIN_PREFIX;
-use super::pfs::errno;
+use super::super::names::Names;
+use super::super::pfs::errno;
+use super::DRAIN_PREFIX;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::DirEntry;
 use forebay_proto::attr::FileKind;
@@ -14,10 +14,10 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Bytes of entries that are asked of the PFS at a time.
 const BATCH_BYTES: usize = 32 << 10;
 
-impl CacheFs {
+impl Names {
     /// Calls `sink` with the entries after a position until it returns false. With `plus` each has
     /// its attributes, and one that was accepted is referenced.
-    pub(super) fn list(
+    pub(crate) fn list(
         &self,
         ino: Ino,
         after: Cookie,
@@ -68,7 +68,7 @@ impl CacheFs {
     }
 
     #[expect(clippy::too_many_arguments, reason = "the entry's parts, passed on as they come")]
-    fn give(
+    pub(crate) fn give(
         &self,
         who: &Who,
         dir: &OwnedFd,
@@ -96,7 +96,7 @@ impl CacheFs {
             None if stat.kind() == FileKind::File => self.records.dirty_by_key(ino, stat.key)?,
             file => file,
         };
-        let given = self.attr_of(ino, &stat, file.as_ref()).map(|attr| {
+        let given = self.attributes.attr_of(ino, &stat, file.as_ref()).map(|attr| {
             sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: Some(&attr) })
         });
         if !matches!(given, Ok(true)) {
