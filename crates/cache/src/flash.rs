@@ -532,7 +532,7 @@ const DRAIN_RATE: &[u8] = b"trusted.forebay.drain-rate";
 
 impl Flash {
     /// A list that an xattr of the namespace's root holds; EIO if `what` it is cannot be read.
-    pub(crate) fn list<T: DeserializeOwned>(&self, name: &[u8], what: &str) -> Result<Vec<T>> {
+    fn list<T: DeserializeOwned>(&self, name: &[u8], what: &str) -> Result<Vec<T>> {
         match XattrOps::getxattr(&*self.names, Ino::ROOT, name) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| {
                 tracing::error!(%error, "{what} cannot be read");

@@ -121,7 +121,7 @@ impl PfsInodes {
         Ok(at)
     }
 
-    /// Keeps names and keys together ([`CacheFs::publishing`]); who has to wait for a drain's exchange says so.
+    /// Keeps names and keys together ([`Publishing`]); who has to wait for a drain's exchange says so.
     pub(crate) fn settled(&self, ino: Ino) -> Look<'_> {
         if let Some(settled) = self.publishing.try_look() {
             return settled;

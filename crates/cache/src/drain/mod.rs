@@ -5,6 +5,9 @@
 //! file at a time; the list's lock is taken last of all and nothing is called with it held. Errors
 //! are on the file's record, with errno and tries. Workers are threads of the server: no client
 //! needs to live.
+//!
+//! [`DrainList`] is the list, [`DirtyFiles`] what keeps it, [`Drainer`] the workers, `Publisher` brings one file to the PFS with
+//! `Copier`, `Targets` and `Settler`, [`Conflicts`] ends what needs a decision. [`Drains`] makes them.
 
 mod copy;
 mod dirsync;
