@@ -5,16 +5,24 @@
 //! opened ([`Opening`]), so what an open has looked at is so until it is counted. Called by opens, attributes, status
 //! and evictions.
 
-use super::CacheFs;
-use super::file::{CacheFile, FileState};
+use super::clock::Clocks;
+use super::file::CacheFile;
+use super::fills::Fills;
+use super::flash::Flash;
+use super::lost::Losses;
 use super::map::BLOCK_BYTES;
-use super::pfs::PfsStat;
+use super::nodes::Nodes;
+use super::notifier::Notifier;
+use super::parts::Parts;
+use super::pfs::{Pfs, PfsStat};
+use super::pfs_leftovers::PfsLeftovers;
 use super::record::{Base, Owner, Record, State};
+use super::record_store::RecordStore;
+use super::space::Space;
 use forebay_credentials::acting::Who;
 use forebay_policy::room::Waiter;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result};
-use parking_lot::MutexGuard;
 use std::sync::Arc;
 
 /// How often an open comes to a file that an eviction forgets at that moment.
@@ -50,9 +58,46 @@ impl Drop for Opening {
     }
 }
 
-impl CacheFs {
-    /// The same as [`CacheFs::attach`] for who opens the file.
-    pub(super) fn attach_to_open(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Opening> {
+/// Brings nodes and what is on flash of their files together.
+pub(crate) struct CachedFiles {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    clocks: Arc<Clocks>,
+    notifier: Arc<Notifier>,
+    records: Arc<RecordStore>,
+    space: Arc<Space>,
+    fills: Arc<Fills>,
+    losses: Arc<Losses>,
+    leftovers: Arc<PfsLeftovers>,
+}
+
+impl CachedFiles {
+    pub fn new(
+        parts: &Parts,
+        records: &Arc<RecordStore>,
+        space: &Arc<Space>,
+        (fills, losses): (&Arc<Fills>, &Arc<Losses>),
+        leftovers: &Arc<PfsLeftovers>,
+    ) -> CachedFiles {
+        CachedFiles {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            clocks: parts.clocks.clone(),
+            notifier: parts.notifier.clone(),
+            records: records.clone(),
+            space: space.clone(),
+            fills: fills.clone(),
+            losses: losses.clone(),
+            leftovers: leftovers.clone(),
+        }
+    }
+}
+
+impl CachedFiles {
+    /// The same as [`CachedFiles::attach`] for who opens the file.
+    pub(crate) fn attach_to_open(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Opening> {
         for _ in 0..FORGOTTEN_TRIES {
             let file = self.attach(ino, stat, who)?;
             match Opening::of(file.clone()) {
@@ -64,7 +109,7 @@ impl CacheFs {
     }
 
     /// What is on flash of a node's file; made if there is nothing.
-    pub(super) fn attach(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Arc<CacheFile>> {
+    pub(crate) fn attach(&self, ino: Ino, stat: &PfsStat, who: &Who) -> Result<Arc<CacheFile>> {
         if stat.kind() != FileKind::File {
             return Err(if stat.kind() == FileKind::Dir { Errno::EISDIR } else { Errno::EINVAL });
         }
@@ -77,11 +122,13 @@ impl CacheFs {
             return Ok(file);
         }
         let path = self.nodes.path(ino).unwrap_or_default();
-        let file = match self.find(stat.key)? {
+        let file = match self.records.find(stat.key)? {
             Some(file) => file,
-            None => match self.make(ino, self.new_record(stat, &path, who), stat.size) {
+            None => match self.make(ino, self.records.new_record(stat, &path, who), stat.size) {
                 // Another thread made it, or has already forgotten what was made here.
-                Err(Errno::EEXIST | Errno::ESTALE) => self.find(stat.key)?.ok_or(Errno::EAGAIN)?,
+                Err(Errno::EEXIST | Errno::ESTALE) => {
+                    self.records.find(stat.key)?.ok_or(Errno::EAGAIN)?
+                }
                 made => made?,
             },
         };
@@ -89,23 +136,19 @@ impl CacheFs {
         self.nodes.attach(ino, file)
     }
 
-    pub(super) fn new_record(&self, stat: &PfsStat, path: &[u8], who: &Who) -> Record {
-        Record::new(stat, path, who.clone(), &self.clocks)
-    }
-
     /// Makes the flash side of a file of this size.
-    pub(super) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
+    pub(crate) fn make(&self, number: Ino, record: Record, size: u64) -> Result<Arc<CacheFile>> {
         let (mut tries, mut met) = (0, Waiter::default());
         let made = loop {
             match self.flash.has_room_for_a_file().and_then(|()| self.flash.make(&record, size)) {
                 // Room for data, or for one more file: whole clean files go until there is. If all are dirty
                 // the caller waits for drains, as a write does.
                 Err(Errno::ENOSPC) if tries < MAKE_TRIES => {
-                    self.space.wait_for_room(self, number, BLOCK_BYTES)?;
-                    match self.space.evict_any(self) {
+                    self.space.wait_for_room(number, BLOCK_BYTES)?;
+                    match self.space.evict_any() {
                         Ok(()) => tries += 1,
                         // Nothing goes and nothing drains: the count may be the worst case of what is gone.
-                        Err(_) => match self.space.wait_for_drains(self, &mut met) {
+                        Err(_) => match self.space.wait_for_drains(&mut met) {
                             Err(_) if self.flash.recount_files()? => {
                                 (tries, met) = (tries + 1, Waiter::default());
                             }
@@ -117,7 +160,7 @@ impl CacheFs {
             }
         };
         forebay_failpoint::step("a clean file is on record");
-        let file = self.load(made, number, &record)?;
+        let file = self.records.load(made, number, &record)?;
         let mut state = file.state.lock();
         state.clean_unsynced = false;
         // Its object was made just now.
@@ -127,8 +170,8 @@ impl CacheFs {
     }
 
     /// Compares the PFS file with what is here of it.
-    pub(super) fn revalidate(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
-        if self.data_is_lost(file)? {
+    pub(crate) fn revalidate(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+        if self.losses.data_is_lost(file)? {
             // Whatever the PFS has now: it waits for a decision already.
             return Ok(());
         }
@@ -152,19 +195,20 @@ impl CacheFs {
         }
         // While we write it ourselves it changes.
         if state != State::Conflict && !draining {
-            self.note_conflict(file, "changed on the PFS while there is data for it here")?;
+            self.records
+                .note_conflict(file, "changed on the PFS while there is data for it here")?;
         }
         Ok(())
     }
 
     /// Nothing of what is here counts any more; the file is what the PFS has now.
-    pub(super) fn take_base(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
+    pub(crate) fn take_base(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
         let in_kernel = {
             let _gate = file.gate.write();
             let mut state = file.state.lock();
             state.generation += 1;
             let had = state.map.present() > 0;
-            let in_kernel = self.is_in_kernel(file, &mut state)?;
+            let in_kernel = state.is_in_kernel(&self.flash, file)?;
             if state.record.is_dirty() {
                 // Before the first of it goes: what a kill leaves is not taken for ours.
                 state.save(&self.flash, file, |record| {
@@ -201,38 +245,42 @@ impl CacheFs {
         };
         self.space.dropped(file.ino);
         file.set_source(None);
-        self.tell_inode(file.number());
+        self.notifier.tell_inode(file.number());
         match in_kernel {
-            true => self.fetch_all(file),
+            true => self.fills.fetch_all(file),
             false => Ok(()),
         }
     }
+}
 
-    /// Nothing is left to remember of a clean file that nobody has open and of which nothing is here.
-    /// Who comes next makes it anew.
-    pub(super) fn forget_empty(
+impl CachedFiles {
+    /// True if the file has lost its last name, by us: who knows its number goes on with it, as with any removed
+    /// file, and nothing of it drains. Else it is compared with what the PFS has. With `meta` locked.
+    pub(crate) fn is_lost_or_valid(
         &self,
+        ino: Ino,
         file: &Arc<CacheFile>,
-        mut state: MutexGuard<'_, FileState>,
-    ) -> Result<()> {
-        let r = &state.record;
-        let empty = state.map.present() == 0
-            && state.opens == 0
-            && state.opening == 0
-            && state.filling.is_empty()
-            && state.held.is_empty()
-            && r.state == State::Clean
-            && r.kept_as.is_none()
-            && !(r.pinned || r.nameless || state.listed || state.gone);
-        if empty {
-            let key = r.key;
-            state.gone = true;
-            state.forgotten = true;
-            drop(state);
-            self.nodes.detach(file.number(), file);
-            forebay_failpoint::step("a forgotten file is still on flash");
-            self.flash.remove(file.ino, key)?;
+        stat: &PfsStat,
+    ) -> Result<bool> {
+        let as_nfs = self.pfs.renames_what_is_held();
+        let is_held = self.nodes.get(ino)?.held.is_some();
+        if as_nfs && !is_held && self.nodes.names(ino).is_empty() {
+            // Removed since it was looked up: nothing is held there for who had not opened it.
+            return Err(Errno::ESTALE);
         }
-        Ok(())
+        // What is removed and held has a name there that is nobody's.
+        if stat.nlink > u32::from(as_nfs) || !is_held {
+            self.revalidate(file, stat)?;
+            return Ok(false);
+        }
+        let goes_on = {
+            let state = file.state.lock();
+            state.gone || state.record.nameless
+        };
+        if !goes_on {
+            // Nothing was here of it when it was removed.
+            self.leftovers.lose(file)?;
+        }
+        Ok(true)
     }
 }

@@ -1,9 +1,21 @@
 //! Attributes, xattrs and symbolic links' targets: the PFS's, but for size and times of what is dirty
 //! here, and `user.forebay.*`, which answer from the cache's state.
 
-use super::CacheFs;
+use super::attach::CachedFiles;
+use super::data_servers::Ownership;
+use super::drain::DrainList;
+use super::drain::policies::Policies;
 use super::file::CacheFile;
-use super::pfs::{PfsStat, errno, proc_path};
+use super::file_data::FileData;
+use super::flash::Flash;
+use super::lost::Losses;
+use super::nodes::Nodes;
+use super::own_change::OwnChanges;
+use super::parts::Parts;
+use super::pfs::{Pfs, PfsStat, errno, proc_path};
+use super::pfs_inodes::PfsInodes;
+use super::stack::Stack;
+use super::status::Status;
 use forebay_credentials::acting::Who;
 use forebay_credentials::privileges;
 use forebay_policy::when::Policy;
@@ -12,8 +24,8 @@ use forebay_proto::attr::{Attr, FileKind, SetAttr, SetTime, Timestamp};
 use forebay_proto::cache::{CacheError, CachedFile, TreeState};
 use forebay_proto::layout::publish_xattr;
 use forebay_proto::{Caller, Errno, Ino, Result, acl};
-use rustix::fs::{self as rfs, AtFlags, Mode, OFlags, Timespec, Timestamps, XattrFlags};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{self as rfs, AtFlags, Mode, Timespec, Timestamps, XattrFlags};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -28,51 +40,44 @@ const RESIZE_TRIES: u32 = 3;
 /// Size that most xattrs fit into.
 const XATTR_FIRST_BYTES: usize = 512;
 
-impl CacheFs {
-    /// The PFS inode of a node, as a descriptor for looking and for calls by /proc/self/fd.
-    pub(super) fn open_node(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
-        let open = || self.moves.follow(|| self.open_node_now(ino, who));
-        match open() {
-            Err(Errno::ESTALE) if self.is_worth_another_look(ino) => open(),
-            other => other,
+/// Attributes of files: the PFS's, together with what is here.
+pub(crate) struct Attributes {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    drain_list: Arc<DrainList>,
+    policies: Arc<Policies>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    own_changes: Arc<OwnChanges>,
+    losses: Arc<Losses>,
+    data: Arc<FileData>,
+    cached_files: Arc<CachedFiles>,
+    status: Arc<Status>,
+}
+
+impl Attributes {
+    pub fn new(parts: &Parts, stack: &Stack, status: &Arc<Status>) -> Attributes {
+        Attributes {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            drain_list: parts.drain_list.clone(),
+            policies: parts.policies.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            own_changes: stack.own_changes.clone(),
+            losses: stack.losses.clone(),
+            data: stack.data.clone(),
+            cached_files: stack.cached_files.clone(),
+            status: status.clone(),
         }
     }
+}
 
-    fn open_node_now(&self, ino: Ino, who: &Who) -> Result<OwnedFd> {
-        let _settled = self.settled(ino);
-        let known = self.nodes.get(ino)?;
-        if let Some(held) = &known.held {
-            return Ok(held.try_clone()?);
-        }
-        let flags = OFlags::PATH | OFlags::NOFOLLOW;
-        if ino == Ino::ROOT {
-            return self.pfs.open_at(b"", flags);
-        }
-        let mut last = Errno::ESTALE;
-        for path in self.nodes.paths(ino) {
-            let opened = {
-                let _act = who.act()?;
-                self.pfs.open_at(&path, flags)
-            };
-            match opened {
-                Ok(fd) if self.pfs.stat_fd(fd.as_fd())?.key == known.key => return Ok(fd),
-                Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
-                Err(e) => last = e,
-            }
-        }
-        Err(last)
-    }
-
-    /// The same without a requester: as the server, or else as who looked it up last.
-    pub(super) fn open_node_any(&self, ino: Ino) -> Result<OwnedFd> {
-        match self.open_node(ino, &Who::server()) {
-            Err(Errno::EACCES | Errno::EPERM) => self.open_node(ino, &self.nodes.get(ino)?.who),
-            other => other,
-        }
-    }
-
+impl Attributes {
     /// What `stat` shows of a PFS inode with this data here.
-    pub(super) fn attr_of(
+    pub(crate) fn attr_of(
         &self,
         ino: Ino,
         stat: &PfsStat,
@@ -80,9 +85,9 @@ impl CacheFs {
     ) -> Result<Attr> {
         // Looked at while it was dirty, and believed now that it is clean, it would have the size from before its drain.
         // If it is gone, or somebody else changed it, the first look is as good.
-        let again = file
-            .filter(|file| is_overtaken(file, stat))
-            .and_then(|_| self.open_node_any(ino).and_then(|fd| self.pfs.stat_fd(fd.as_fd())).ok());
+        let again = file.filter(|file| is_overtaken(file, stat)).and_then(|_| {
+            self.inodes.open_node_any(ino).and_then(|fd| self.pfs.stat_fd(fd.as_fd())).ok()
+        });
         let stat = again.as_ref().unwrap_or(stat);
         let mut attr = stat.attr(ino);
         let Some(file) = file else { return Ok(attr) };
@@ -92,7 +97,7 @@ impl CacheFs {
         }
         let promised = file.state.lock().promised_until.div_ceil(512);
         if file.is_dirty() {
-            let Some(object) = self.object_unless_lost(file)? else {
+            let Some(object) = self.losses.object_unless_lost(file)? else {
                 // It can be removed, and written anew: nobody opens it to read.
                 let known = file.state.lock().record.lost_bytes.unwrap_or(0);
                 attr.size_bytes = known.max(attr.size_bytes);
@@ -116,9 +121,9 @@ impl CacheFs {
     }
 
     /// getattr.
-    pub(super) fn getattr_of(&self, ino: Ino) -> Result<Attr> {
+    pub(crate) fn getattr_of(&self, ino: Ino) -> Result<Attr> {
         let known = self.nodes.get(ino)?;
-        let look = || self.pfs.stat_fd(self.open_node_any(ino)?.as_fd());
+        let look = || self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd());
         let stat = match look() {
             Err(e) if super::pfs::went_away(e) && self.pfs.check().is_ok() => look()?,
             other => other?,
@@ -127,7 +132,7 @@ impl CacheFs {
     }
 
     /// setattr.
-    pub(super) fn setattr_of(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
+    pub(crate) fn setattr_of(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
         let who = Who::of(caller);
         let known = self.nodes.get(ino)?;
         let new_owner = change.uid.is_some() || change.gid.is_some();
@@ -149,7 +154,7 @@ impl CacheFs {
         let through =
             change.mode.is_some() || new_owner || change.atime.is_some() || change.mtime.is_some();
         if through {
-            self.own_change_of_inode(file.as_ref(), ino, &who, |inode| {
+            self.own_changes.own_change_of_inode(file.as_ref(), ino, &who, |inode| {
                 let path = proc_path(inode, b"");
                 let rights = match keeps {
                     true => Some(Rights::of(&path, self.pfs.stat_fd(inode)?.mode)?),
@@ -177,25 +182,32 @@ impl CacheFs {
             let state = file.state.lock();
             state.record.nameless && !state.gone
         };
-        let owner = || self.pfs.stat_fd(self.open_node_any(ino)?.as_fd()).map(|stat| stat.uid);
+        let owner =
+            || self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd()).map(|stat| stat.uid);
         is_nameless && owner() == Ok(caller.uid)
     }
 
     /// truncate(2) and ftruncate(2). An overlay gives its copy of a lower file (`is_copy`) the size that it has.
-    fn resize(&self, who: &Who, ino: Ino, size: u64, is_copy: bool) -> Result<Arc<CacheFile>> {
-        let _writing = self.may_write(ino)?;
-        let fd = self.open_node(ino, who)?;
+    pub(crate) fn resize(
+        &self,
+        who: &Who,
+        ino: Ino,
+        size: u64,
+        is_copy: bool,
+    ) -> Result<Arc<CacheFile>> {
+        let _writing = self.ownership.may_write(ino)?;
+        let fd = self.inodes.open_node(ino, who)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
-        let file = self.attach(ino, &stat, who)?;
+        let file = self.cached_files.attach(ino, &stat, who)?;
         if size == 0 {
-            self.wait_to_begin_anew(&file)?;
+            self.losses.wait_to_begin_anew(&file)?;
         }
         {
             let _meta = file.meta.lock();
             // A drain may have ended since, or a name gone: what it left counts.
             let stat = self.pfs.stat_fd(fd.as_fd())?;
-            self.must_be(ino, &stat)?;
-            self.is_lost_or_valid(ino, &file, &stat)?;
+            self.inodes.must_be(ino, &stat)?;
+            self.cached_files.is_lost_or_valid(ino, &file, &stat)?;
             if !is_copy {
                 self.kill_capability(&file, ino, fd.as_fd())?;
             }
@@ -205,27 +217,27 @@ impl CacheFs {
                 state.writer = who.clone();
             }
             drop(state);
-            self.truncate_data(&file, size)?;
+            self.data.truncate_data(&file, size)?;
         }
         let closed = file.state.lock().opens == 0;
         if closed {
-            self.drainer.closed(&file);
+            self.drain_list.closed(&file);
         }
         Ok(file)
     }
 
     /// Takes suid and sgid off, as a write by somebody without the right to keep them does; `None`: it
     /// is not told by whom.
-    pub(super) fn kill_suid(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
+    pub(crate) fn kill_suid(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
         let known = self.nodes.get(ino)?;
         let _meta = known.file.as_ref().map(|file| file.meta.lock());
         self.kill_suid_locked(ino, by)
     }
 
     /// The same with the file's `meta` locked, if it has data here.
-    pub(super) fn kill_suid_locked(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
+    pub(crate) fn kill_suid_locked(&self, ino: Ino, by: Option<&Caller>) -> Result<()> {
         let known = self.nodes.get(ino)?;
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         let stat = self.pfs.stat_fd(fd.as_fd())?;
         let mode = stat.mode;
         let kill = privileges::killed(mode, stat.gid, by);
@@ -236,14 +248,14 @@ impl CacheFs {
         let path = proc_path(fd.as_fd(), b"");
         let set = || set_on_pfs(&path, &change);
         match &known.file {
-            Some(file) => self.own_change_locked(file, ino, &Who::server(), set),
+            Some(file) => self.own_changes.own_change_locked(file, ino, &Who::server(), set),
             None => set(),
         }
     }
 
     /// Takes `security.capability` off a file that is about to be written. What a kernel writes itself it may write without
     /// a word, where it believes that there is none; so a user's goes at the open. With the file's `meta` locked.
-    pub(super) fn kill_capability(
+    pub(crate) fn kill_capability(
         &self,
         file: &Arc<CacheFile>,
         ino: Ino,
@@ -255,7 +267,7 @@ impl CacheFs {
             return Ok(());
         }
         let remove = || rfs::removexattr(&path[..], CAPABILITY).map_err(errno);
-        match self.own_change_locked(file, ino, &Who::server(), remove) {
+        match self.own_changes.own_change_locked(file, ino, &Who::server(), remove) {
             // Where the server may not, the drain cannot keep it either.
             Ok(()) | Err(Errno::ENODATA | Errno::EPERM | Errno::EACCES) => {
                 file.has_capability.store(false, Ordering::Relaxed);
@@ -267,24 +279,24 @@ impl CacheFs {
 
     /// The superuser opens the file for writing: an overlay does so with what it has copied up, and nothing may be written.
     /// `security.capability` stays until the first write: of what the kernel writes itself the kernel takes it off.
-    pub(super) fn leave_capability(&self, file: &CacheFile, inode: BorrowedFd<'_>) {
+    pub(crate) fn leave_capability(&self, file: &CacheFile, inode: BorrowedFd<'_>) {
         let has = has_capability(&proc_path(inode, b""));
         file.has_capability.store(has, Ordering::Relaxed);
     }
 
     /// Takes off, before a write that is asked for here, what was left on at the open.
-    pub(super) fn kill_capability_left(&self, file: &Arc<CacheFile>, ino: Ino) -> Result<()> {
+    pub(crate) fn kill_capability_left(&self, file: &Arc<CacheFile>, ino: Ino) -> Result<()> {
         if !file.has_capability.load(Ordering::Relaxed) {
             return Ok(());
         }
         let _meta = file.meta.lock();
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         self.kill_capability(file, ino, fd.as_fd())
     }
 
     /// Keeps in mind what an ACL lets the owning group do, for when the PFS file is gone and ours is to take its place.
     /// Before a file is written, and when its ACL was changed.
-    pub(super) fn note_acl(&self, file: &CacheFile, inode: BorrowedFd<'_>) -> Result<()> {
+    pub(crate) fn note_acl(&self, file: &CacheFile, inode: BorrowedFd<'_>) -> Result<()> {
         let path = proc_path(inode, b"");
         let value = grown(|buffer| rfs::getxattr(&path[..], acl::ACCESS, buffer));
         let list = value.ok().and_then(|value| acl::Acl::parse(&value).ok().flatten());
@@ -310,17 +322,17 @@ impl CacheFs {
     }
 
     /// readlink.
-    pub(super) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
-        let fd = self.open_node_any(ino)?;
+    pub(crate) fn readlink_of(&self, ino: Ino) -> Result<Vec<u8>> {
+        let fd = self.inodes.open_node_any(ino)?;
         Ok(rfs::readlinkat(&fd, "", Vec::new()).map_err(errno)?.into_bytes())
     }
 
     /// getxattr.
-    pub(super) fn getxattr_of(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn getxattr_of(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         if let Some(own) = name.strip_prefix(OWN) {
             return self.own_xattr(ino, own);
         }
-        let fd = self.open_node_any(ino)?;
+        let fd = self.inodes.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
         match grown(|buffer| rfs::getxattr(&path[..], name, buffer)) {
             // A kernel that asks for ACLs takes any other errno for a refusal of the access.
@@ -332,8 +344,8 @@ impl CacheFs {
     }
 
     /// listxattr.
-    pub(super) fn listxattr_of(&self, ino: Ino) -> Result<Vec<u8>> {
-        let fd = self.open_node_any(ino)?;
+    pub(crate) fn listxattr_of(&self, ino: Ino) -> Result<Vec<u8>> {
+        let fd = self.inodes.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
         match grown(|buffer| rfs::listxattr(&path[..], buffer)) {
             Err(Errno::EOPNOTSUPP) => Ok(Vec::new()),
@@ -342,7 +354,7 @@ impl CacheFs {
     }
 
     /// setxattr.
-    pub(super) fn setxattr_of(
+    pub(crate) fn setxattr_of(
         &self,
         caller: &Caller,
         ino: Ino,
@@ -364,7 +376,7 @@ impl CacheFs {
             return Err(Errno::EPERM);
         }
         let file = known.file.as_ref();
-        self.own_change_of_inode(file, ino, &who, |inode| {
+        self.own_changes.own_change_of_inode(file, ino, &who, |inode| {
             let set = {
                 let _act = who.act()?;
                 let path = proc_path(inode, b"");
@@ -376,14 +388,14 @@ impl CacheFs {
     }
 
     /// removexattr.
-    pub(super) fn removexattr_of(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn removexattr_of(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
         let known = self.nodes.get(ino)?;
         if name == DRAIN_POLICY {
             return self.set_policy(&who, ino, None);
         }
         let file = known.file.as_ref();
-        self.own_change_of_inode(file, ino, &who, |inode| {
+        self.own_changes.own_change_of_inode(file, ino, &who, |inode| {
             let removed = {
                 let _act = who.act()?;
                 rfs::removexattr(&proc_path(inode, b"")[..], name)
@@ -399,25 +411,25 @@ impl CacheFs {
         if known.kind != FileKind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        let fd = self.open_node(ino, who)?;
+        let fd = self.inodes.open_node(ino, who)?;
         let owner = self.pfs.stat_fd(fd.as_fd())?.uid;
         if who.uid != 0 && who.uid != owner {
             return Err(Errno::EPERM);
         }
-        self.policies.set(&self.flash, known.key, policy)?;
-        self.policies_changed();
-        self.tell_policies();
+        self.policies.set(known.key, policy)?;
+        self.policies.policies_changed();
+        self.ownership.tell_policies();
         Ok(())
     }
 
     /// The worst of what is below a directory. ENODATA where other servers have some of it: the commands ask them all.
     fn own_xattr_of_dir(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        if self.data_servers.is_some() || !matches!(name, b"state" | b"dirty_bytes" | b"error") {
+        if self.ownership.is_shared() || !matches!(name, b"state" | b"dirty_bytes" | b"error") {
             return Err(Errno::ENODATA);
         }
-        let files = self.listed_below(&self.nodes.path(ino)?)?;
+        let files = self.status.listed_below(&self.nodes.path(ino)?)?;
         let mut tree = TreeState::default();
-        self.add_listed(&mut tree, &Caller::root(), &files)?;
+        self.status.add_listed(&mut tree, &Caller::root(), &files)?;
         let value = match name {
             b"state" => tree.worst().into(),
             b"dirty_bytes" => tree.dirty_bytes.to_string(),
@@ -432,7 +444,7 @@ impl CacheFs {
     fn own_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let known = self.nodes.get(ino)?;
         if name == b"drain" {
-            return Ok(self.policy_of(ino).to_string().into_bytes());
+            return Ok(self.policies.policy_of(ino).to_string().into_bytes());
         }
         if known.kind == FileKind::Dir {
             return self.own_xattr_of_dir(ino, name);
@@ -440,7 +452,7 @@ impl CacheFs {
         if known.kind != FileKind::File {
             return Err(Errno::ENODATA);
         }
-        let status = self.file_state(ino)?;
+        let status = self.status.file_state(ino)?;
         let value = match name {
             b"state" => status.state.clone(),
             b"dirty_bytes" => status.dirty_bytes.to_string(),

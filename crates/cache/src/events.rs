@@ -3,16 +3,17 @@
 //! it be told again, never left out. Evictions change nothing that is only here, and there may be
 //! many: what went within [`EVICTED_TELL_AFTER`] is one event, which a kill may take.
 
-use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::lost::LOST;
 use super::map::{BLOCK_BYTES, bits};
+use super::read_ahead::Wishes;
 use forebay_activity::Activity;
 use forebay_proto::Ino;
 use forebay_proto::activity::ActivityKind;
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::events::{EventKind, Happened};
 use forebay_store::events::EventLog;
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,9 +43,28 @@ impl CacheEvents {
     }
 }
 
+/// Tells what happens to the files of one cache.
+pub(crate) struct Events {
+    events: Option<CacheEvents>,
+    activity: Arc<Activity>,
+    evictions: Mutex<Evictions>,
+    wishes: Arc<Wishes>,
+}
+
+impl Events {
+    /// Told to nobody if `events` is none. `wishes` wakes who tells of evictions later.
+    pub fn new(
+        events: Option<CacheEvents>,
+        activity: Arc<Activity>,
+        wishes: Arc<Wishes>,
+    ) -> Events {
+        Events { events, activity, evictions: Mutex::default(), wishes }
+    }
+}
+
 /// What was evicted and not told yet.
 #[derive(Default)]
-pub(super) struct Evictions {
+struct Evictions {
     since: Option<Instant>,
     bytes: u64,
     files: HashSet<Ino>,
@@ -52,10 +72,10 @@ pub(super) struct Evictions {
     path: Vec<u8>,
 }
 
-impl CacheFs {
+impl Events {
     /// Dirty bytes of a file are on the PFS, fsynced and verified; with the CRC of all of it where
     /// that is known.
-    pub(super) fn tell_drained(
+    pub(crate) fn tell_drained(
         &self,
         path: &[u8],
         bytes: u64,
@@ -67,18 +87,8 @@ impl CacheFs {
         events.log.record(&[Happened { bytes: Some(bytes), verified, crc32c, ..drained }]);
     }
 
-    /// Paths of files that are known, by the numbers that mounts have of them.
-    pub fn names_of(&self, inos: impl Iterator<Item = Ino>) -> Vec<(u64, PathBytes)> {
-        let distinct: HashSet<Ino> = inos.collect();
-        let named = |ino: Ino| {
-            let path = self.nodes.path(ino).ok()?;
-            Some((ino.0, PathBytes::new(&[b"/", &path[..]].concat())))
-        };
-        distinct.into_iter().filter_map(named).collect()
-    }
-
     /// Clean data of a file went.
-    pub(super) fn note_evicted(&self, file: &CacheFile, state: &FileState, bytes: u64) {
+    pub(crate) fn note_evicted(&self, file: &CacheFile, state: &FileState, bytes: u64) {
         let kind = ActivityKind::Evict;
         self.activity.happened(kind, file.number(), (0, bytes), bytes as i64);
         if self.events.is_none() || bytes == 0 {
@@ -88,7 +98,7 @@ impl CacheFs {
             let mut evicted = self.evictions.lock();
             if evicted.since.is_none() {
                 evicted.since = Some(Instant::now());
-                self.look_later();
+                self.wishes.look_later();
             }
             evicted.bytes += bytes;
             if evicted.files.is_empty() {
@@ -103,7 +113,7 @@ impl CacheFs {
     }
 
     /// Tells what was evicted, if it was a while ago or must be `now`; in how long it is to be told else.
-    pub(super) fn tell_evicted(&self, now: bool) -> Option<Duration> {
+    pub(crate) fn tell_evicted(&self, now: bool) -> Option<Duration> {
         let events = self.events.as_ref()?;
         let told = {
             let mut evicted = self.evictions.lock();
@@ -123,7 +133,7 @@ impl CacheFs {
     }
 
     /// A file could not be drained. Tries after the first that fail alike are not told again.
-    pub(super) fn tell_not_drained(&self, file: &CacheFile, errno: i32, why: &str) {
+    pub(crate) fn tell_not_drained(&self, file: &CacheFile, errno: i32, why: &str) {
         let Some(events) = &self.events else { return };
         let (path, told) = {
             let state = file.state.lock();
@@ -139,32 +149,11 @@ impl CacheFs {
     }
 
     /// Data of a file is gone from flash that the PFS does not have.
-    pub(super) fn tell_lost(&self, path: &[u8]) {
+    pub(crate) fn tell_lost(&self, path: &[u8]) {
         let Some(events) = &self.events else { return };
         let failed = events.of(EventKind::Failed, path);
         let note = Some(LOST.into());
         events.log.record(&[Happened { errno: Some(libc::EIO), note, ..failed }]);
-    }
-
-    /// What is counted.
-    pub fn metrics(&self) -> forebay_proto::metrics::CacheMetrics {
-        let [hit_bytes, filled_bytes, _, evicted_bytes, drained_bytes] = self.counters.bytes();
-        let [miss_bytes, hits, misses] = self.counters.reads();
-        let tree = self.whole_tree();
-        forebay_proto::metrics::CacheMetrics {
-            dirty_bytes: tree.dirty_bytes,
-            hit_bytes,
-            miss_bytes,
-            hits,
-            misses,
-            filled_bytes,
-            drained_bytes,
-            evicted_bytes,
-            failed_files: tree.failed,
-            conflicts: tree.conflicts,
-            drain_bytes_per_s: tree.rate_bytes_per_s,
-            drain_eta_s: tree.eta_s,
-        }
     }
 }
 

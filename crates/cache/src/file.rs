@@ -11,7 +11,7 @@ use super::flash::Flash;
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, State};
 use forebay_credentials::acting::Who;
-use forebay_proto::{Ino, Result};
+use forebay_proto::{Errno, Ino, Result};
 use forebay_store::objects::ObjectStat;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -20,7 +20,11 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How often, and after which pauses, it is looked whether a close is heard of.
+const CLOSE_TRIES: u32 = 100;
+const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Writes that are under way in one block.
 #[derive(Default)]
@@ -211,6 +215,21 @@ impl CacheFile {
         *self.source.lock() = file;
     }
 
+    /// Waits until nobody has a file open, or (`kernels`) no kernel has it itself. EBUSY if it stays open. Of a
+    /// close a server is told a moment after it has returned: who closed a file, and asks for something about
+    /// it, need not know that.
+    pub fn wait_closed(&self, kernels: bool) -> Result<()> {
+        for _ in 0..CLOSE_TRIES {
+            let state = self.state.lock();
+            if (if kernels { state.locals } else { state.opens }) == 0 {
+                return Ok(());
+            }
+            drop(state);
+            std::thread::sleep(CLOSE_PAUSE);
+        }
+        Err(Errno::EBUSY)
+    }
+
     /// True if somebody has it open, or is just opening it.
     pub fn is_in_use(&self) -> bool {
         let state = self.state.lock();
@@ -286,6 +305,15 @@ impl DrainedOpen {
 }
 
 impl FileState {
+    /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
+    /// must meet no holes.
+    pub fn is_in_kernel(&mut self, flash: &Flash, file: &CacheFile) -> Result<bool> {
+        if self.locals == 0 && self.maybe_in_kernel {
+            self.maybe_in_kernel = flash.is_open_elsewhere(file.ino)?;
+        }
+        Ok(self.locals > 0 || self.maybe_in_kernel)
+    }
+
     /// True while a kernel may be writing it: others that have it only read.
     pub fn may_kernel_write(&self) -> bool {
         self.record.whole && self.locals > 0

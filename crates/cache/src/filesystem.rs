@@ -1,6 +1,7 @@
 //! `FileSystem` for the cache: each call goes to the module that does it.
 
 use super::CacheFs;
+use forebay_interfaces::references::References;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, DirEntry, Notify, Opened, StatFs, WriteMode};
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
@@ -12,27 +13,25 @@ use std::time::Duration;
 const COPY_PIECE_BYTES: u64 = 1 << 20;
 /// Most that one copy_file_range does before it answers short.
 const COPY_MAX_BYTES: u64 = 64 << 20;
-/// How often an open tries again whose file was evicted in between.
-const OPEN_TRIES: u32 = 3;
 
 impl CacheFs {
     /// The data of an open file. ESTALE if a mount has open what the server that opened it took along.
     fn data(&self, ino: Ino) -> Result<Arc<super::file::CacheFile>> {
-        self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)
+        self.parts.nodes.get(ino)?.file.ok_or(Errno::ESTALE)
     }
 }
 
 impl NameOps for CacheFs {
     fn lookup(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.as_judged(caller, &[parent], || self.lookup_name(caller, parent, name))
+        self.overlays.as_judged(caller, &[parent], || self.names.lookup_name(caller, parent, name))
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        drop(self.nodes.forget(ino, count));
+        drop(self.parts.nodes.forget(ino, count));
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.readlink_of(ino)
+        self.attributes.readlink_of(ino)
     }
 
     fn mknod(
@@ -44,30 +43,34 @@ impl NameOps for CacheFs {
         args: CreateArgs,
         rdev: u32,
     ) -> Result<Entry> {
-        let make = || self.make_node(caller, parent, name, kind, args, rdev);
-        self.as_judged(caller, &[parent], make)
+        let make = || self.names.make_node(caller, parent, name, kind, args, rdev);
+        self.overlays.as_judged(caller, &[parent], make)
     }
 
     fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], args: CreateArgs) -> Result<Entry> {
-        self.as_judged(caller, &[parent], || self.make_dir(caller, parent, name, args))
+        self.overlays
+            .as_judged(caller, &[parent], || self.names.make_dir(caller, parent, name, args))
     }
 
     fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
-        let make =
-            || self.make_name(caller, parent, name, |dir| rustix::fs::symlinkat(target, dir, name));
-        self.as_judged(caller, &[parent], make)
+        let make = || {
+            self.names
+                .make_name(caller, parent, name, |dir| rustix::fs::symlinkat(target, dir, name))
+        };
+        self.overlays.as_judged(caller, &[parent], make)
     }
 
     fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.as_judged(caller, &[parent], || self.make_link(caller, ino, parent, name))
+        self.overlays
+            .as_judged(caller, &[parent], || self.names.make_link(caller, ino, parent, name))
     }
 
     fn unlink(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.as_judged(caller, &[parent], || self.remove_name(caller, parent, name))
+        self.overlays.as_judged(caller, &[parent], || self.names.remove_name(caller, parent, name))
     }
 
     fn rmdir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
-        self.as_judged(caller, &[parent], || self.remove_dir(caller, parent, name))
+        self.overlays.as_judged(caller, &[parent], || self.names.remove_dir(caller, parent, name))
     }
 
     fn rename(
@@ -79,8 +82,9 @@ impl NameOps for CacheFs {
         new_name: &[u8],
         flags: u32,
     ) -> Result<()> {
-        let rename = || self.rename_name(caller, (parent, name), (new_parent, new_name), flags);
-        self.as_judged(caller, &[parent, new_parent], rename)
+        let rename =
+            || self.names.rename_name(caller, (parent, name), (new_parent, new_name), flags);
+        self.overlays.as_judged(caller, &[parent, new_parent], rename)
     }
 
     fn create(
@@ -91,8 +95,8 @@ impl NameOps for CacheFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        let create = || self.create_data(caller, parent, name, args, want_local);
-        self.as_judged(caller, &[parent], create)
+        let create = || self.opens.create_data(caller, parent, name, args, want_local);
+        self.overlays.as_judged(caller, &[parent], create)
     }
 
     fn tmpfile(
@@ -102,20 +106,20 @@ impl NameOps for CacheFs {
         args: CreateArgs,
         want_local: bool,
     ) -> Result<(Entry, Opened)> {
-        let make = || self.make_nameless(caller, parent, args, want_local);
-        self.as_judged(caller, &[parent], make)
+        let make = || self.opens.make_nameless(caller, parent, args, want_local);
+        self.overlays.as_judged(caller, &[parent], make)
     }
 
     fn fsyncdir(&self, ino: Ino) -> Result<()> {
-        let known = self.nodes.get(ino)?;
+        let known = self.parts.nodes.get(ino)?;
         if known.kind != FileKind::Dir {
-            return self.flash.sync();
+            return self.parts.flash.sync();
         }
         // Who has it open by an overlay may not come to it by its path.
-        let (_, dir) = self.open_list(ino)?;
+        let (_, dir) = self.stack.inodes.open_list(ino)?;
         match rustix::fs::fsync(&dir) {
             // A PFS without it has names on disk when the call returned, or never says.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => self.flash.sync(),
+            Ok(()) | Err(rustix::io::Errno::INVAL) => self.parts.flash.sync(),
             Err(e) => Err(super::pfs::errno(e)),
         }
     }
@@ -131,7 +135,7 @@ impl NameOps for CacheFs {
         _limit: Cookie,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.list(ino, after, false, sink)
+        self.names.list(ino, after, false, sink)
     }
 
     fn readdir_plus(
@@ -141,25 +145,26 @@ impl NameOps for CacheFs {
         _limit: Cookie,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.list(ino, after, true, sink)
+        self.names.list(ino, after, true, sink)
     }
 
     fn entry_ttl(&self, _parent: Ino) -> Duration {
-        self.options.ttl
+        self.parts.options.ttl
     }
 }
 
 impl AttrOps for CacheFs {
     fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.getattr_of(ino)
+        self.attributes.getattr_of(ino)
     }
 
     fn setattr(&self, caller: &Caller, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        self.as_judged_below(caller, ino, b"", || self.setattr_of(caller, ino, change))
+        self.overlays
+            .as_judged_below(caller, ino, b"", || self.attributes.setattr_of(caller, ino, change))
     }
 
     fn attr_ttl(&self, _ino: Ino) -> Duration {
-        self.options.ttl
+        self.parts.options.ttl
     }
 }
 
@@ -172,13 +177,7 @@ impl DataOps for CacheFs {
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Opened> {
-        let mut tries = 0;
-        loop {
-            match self.open_data(caller, ino, open_flags, kill_suid, want_local) {
-                Err(Errno::ESTALE) if tries < OPEN_TRIES => tries += 1,
-                other => return other,
-            }
-        }
+        self.opens.open(caller, ino, open_flags, kill_suid, want_local)
     }
 
     fn flush(&self, _ino: Ino) -> Result<()> {
@@ -186,33 +185,33 @@ impl DataOps for CacheFs {
     }
 
     fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize> {
-        self.read_data(&self.data(ino)?, offset, buffer)
+        self.stack.data.read_data(&self.data(ino)?, offset, buffer)
     }
 
     fn write(&self, ino: Ino, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         if mode.kill_suid {
-            self.kill_suid(ino, None)?;
+            self.attributes.kill_suid(ino, None)?;
         }
         let file = self.data(ino)?;
-        self.kill_capability_left(&file, ino)?;
-        self.write_data(&file, offset, data, mode)
+        self.attributes.kill_capability_left(&file, ino)?;
+        self.stack.data.write_data(&file, offset, data, mode)
     }
 
     fn fsync(&self, ino: Ino, _data_only: bool) -> Result<()> {
-        match self.nodes.get(ino)?.file {
-            Some(file) => self.sync_file(&file),
+        match self.parts.nodes.get(ino)?.file {
+            Some(file) => self.stack.data.sync_file(&file),
             None => Ok(()),
         }
     }
 
     fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
         let file = self.data(ino)?;
-        self.kill_capability_left(&file, ino)?;
-        self.allocate_data(&file, mode, offset, length)
+        self.attributes.kill_capability_left(&file, ino)?;
+        self.stack.data.allocate_data(&file, mode, offset, length)
     }
 
     fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64> {
-        self.seek_data(&self.data(ino)?, offset, whence)
+        self.stack.data.seek_data(&self.data(ino)?, offset, whence)
     }
 
     fn copy_file_range(
@@ -224,33 +223,35 @@ impl DataOps for CacheFs {
         length: u64,
     ) -> Result<u64> {
         let (from, into) = (self.data(source)?, self.data(target)?);
-        self.kill_capability_left(&into, target)?;
+        self.attributes.kill_capability_left(&into, target)?;
         let mut buffer = vec![0; COPY_PIECE_BYTES.min(length) as usize];
         let mut done = 0;
         while done < length.min(COPY_MAX_BYTES) {
             let most = (length - done).min(COPY_PIECE_BYTES) as usize;
-            let got = self.read_data(&from, source_offset + done, &mut buffer[..most])?;
+            let got =
+                self.stack.data.read_data(&from, source_offset + done, &mut buffer[..most])?;
             if got == 0 {
                 break;
             }
             let mode = WriteMode::default();
-            done += self.write_data(&into, target_offset + done, &buffer[..got], mode)? as u64;
+            done += self.stack.data.write_data(&into, target_offset + done, &buffer[..got], mode)?
+                as u64;
         }
         Ok(done)
     }
 
     fn release(&self, ino: Ino, local: bool) {
-        self.release_data(ino, local);
+        self.opens.release_data(ino, local);
     }
 }
 
 impl XattrOps for CacheFs {
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.getxattr_of(ino, name)
+        self.attributes.getxattr_of(ino, name)
     }
 
     fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.listxattr_of(ino)
+        self.attributes.listxattr_of(ino)
     }
 
     fn setxattr(
@@ -262,19 +263,21 @@ impl XattrOps for CacheFs {
         flags: u32,
         _kill_sgid: bool,
     ) -> Result<()> {
-        let set = || self.setxattr_of(caller, ino, name, value, flags);
-        self.as_judged_below(caller, ino, name, set)
+        let set = || self.attributes.setxattr_of(caller, ino, name, value, flags);
+        self.overlays.as_judged_below(caller, ino, name, set)
     }
 
     fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        self.as_judged_below(caller, ino, name, || self.removexattr_of(caller, ino, name))
+        self.overlays.as_judged_below(caller, ino, name, || {
+            self.attributes.removexattr_of(caller, ino, name)
+        })
     }
 }
 
 impl FileSystem for CacheFs {
     /// The PFS's: what does not fit there cannot stay.
     fn statfs(&self) -> Result<StatFs> {
-        let pfs = self.pfs.space()?;
+        let pfs = self.parts.pfs.space()?;
         let unit = pfs.f_frsize.max(1);
         Ok(StatFs {
             block_bytes: u32::try_from(unit).unwrap_or(4096),
@@ -288,9 +291,14 @@ impl FileSystem for CacheFs {
 
     fn sync_all(&self) -> Result<()> {
         // What cannot be synced, as it is lost, keeps nothing else from being.
-        let synced: Vec<Result<()>> =
-            self.drainer.files().iter().map(|file| self.sync_file(file)).collect();
-        self.flash.sync()?;
+        let synced: Vec<Result<()>> = self
+            .parts
+            .drain_list
+            .files()
+            .iter()
+            .map(|file| self.stack.data.sync_file(file))
+            .collect();
+        self.parts.flash.sync()?;
         synced.into_iter().collect()
     }
 
@@ -304,6 +312,16 @@ impl FileSystem for CacheFs {
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {
-        *self.notify.write() = Some(notify);
+        self.parts.notifier.set(notify);
+    }
+}
+
+impl References for CacheFs {
+    fn take_reference(&self, ino: Ino) -> bool {
+        self.parts.nodes.reference(ino)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        NameOps::forget(self, ino, count);
     }
 }

@@ -6,7 +6,7 @@
 //! the next start. Invariant: an inode handed out is referenced once; [`Flash::release`] ends it.
 
 use super::intents::Intent;
-use super::map::ENTRY_BYTES;
+use super::map::{BLOCK_BYTES, ENTRY_BYTES};
 use super::pfs::Key;
 use super::pfs_leftovers::PfsLeftover;
 use super::record::Record;
@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::HashSet;
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -36,7 +37,7 @@ pub(crate) struct Flash {
     making: Mutex<()>,
     /// There was a power cut: a map that was never synced may be gone.
     maps_may_be_lost: AtomicBool,
-    /// See [`super::ballast`]; 0: it was given away.
+    /// See `space::ballast`; 0: it was given away.
     pub(super) ballast_bytes: AtomicU64,
     /// Tests set it: data cannot be read.
     #[cfg(test)]
@@ -377,6 +378,21 @@ impl Flash {
     pub fn may_be_written_elsewhere(&self, ino: Ino) -> Result<bool> {
         let may_be = self.objects().may_be_written_elsewhere(ObjectId::whole(ino));
         self.names.on_object(ino, may_be)
+    }
+
+    /// Takes the data of blocks off flash.
+    pub fn punch(&self, ino: Ino, blocks: &Range<u64>) -> Result<()> {
+        let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
+        self.fallocate(ino, punch, blocks.start * BLOCK_BYTES, length)
+    }
+
+    /// Where the next data begins, behind `size` if there is none.
+    pub fn next_data(&self, ino: Ino, offset: u64, size: u64) -> Result<u64> {
+        match self.seek(ino, offset, libc::SEEK_DATA as u32) {
+            Err(Errno::ENXIO) => Ok(size.next_multiple_of(BLOCK_BYTES)),
+            other => other,
+        }
     }
 
     /// SEEK_DATA and SEEK_HOLE on the data.

@@ -9,12 +9,18 @@
 //! at most [`INTENTS_MAX`] at a time, as many as requests are under way. Called by `names`, and by
 //! `recover` at the start.
 
-use super::CacheFs;
+use super::drain::DrainList;
 use super::file::{CacheFile, FileState};
+use super::flash::Flash;
 use super::map::bits;
+use super::moves::Moves;
+use super::nodes::Nodes;
+use super::parts::Parts;
+use super::pfs::Pfs;
 use forebay_credentials::acting::Who;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -55,9 +61,33 @@ impl Intent {
     }
 }
 
-impl CacheFs {
+/// What is being done to names of one cache.
+pub(crate) struct Intents {
+    all: Mutex<Vec<Intent>>,
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    moves: Arc<Moves>,
+    drain_list: Arc<DrainList>,
+}
+
+impl Intents {
+    /// None is under way.
+    pub fn new(parts: &Parts) -> Intents {
+        Intents {
+            all: Mutex::default(),
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            moves: parts.moves.clone(),
+            drain_list: parts.drain_list.clone(),
+        }
+    }
+}
+
+impl Intents {
     /// Runs a change of names with its intent on record, if it needs one.
-    pub(super) fn with_intent<T>(
+    pub(crate) fn with_intent<T>(
         &self,
         intent: Option<Intent>,
         change: impl FnOnce() -> Result<T>,
@@ -65,7 +95,7 @@ impl CacheFs {
         let _move = self.moves.begin();
         let Some(intent) = intent else { return change() };
         {
-            let mut all = self.intents.lock();
+            let mut all = self.all.lock();
             if all.len() >= INTENTS_MAX {
                 return Err(Errno::EAGAIN);
             }
@@ -79,7 +109,7 @@ impl CacheFs {
         let synced = if intent.is_synced { self.flash.sync() } else { Ok(()) };
         let done = synced.and_then(|()| change());
         forebay_failpoint::step("names are changed on the PFS and on record");
-        let mut all = self.intents.lock();
+        let mut all = self.all.lock();
         if let Some(at) = all.iter().position(|other| *other == intent) {
             all.remove(at);
         }
@@ -91,7 +121,7 @@ impl CacheFs {
     }
 
     /// The intent of removing a name, if something of its file would be left here that drains.
-    pub(super) fn intent_to_remove(&self, file: Option<&Arc<CacheFile>>) -> Option<Intent> {
+    pub(crate) fn intent_to_remove(&self, file: Option<&Arc<CacheFile>>) -> Option<Intent> {
         let file = file?;
         let state = file.state.lock();
         if !state.record.is_dirty() {
@@ -108,7 +138,7 @@ impl CacheFs {
     }
 
     /// The intent of moving `from` to `to`, if something that drains is there.
-    pub(super) fn intent_to_move(
+    pub(crate) fn intent_to_move(
         &self,
         from: &[u8],
         to: &[u8],
@@ -122,7 +152,7 @@ impl CacheFs {
             follow(path, from, to).is_some() || exchange && follow(path, to, from).is_some()
         };
         let mut dirty = false;
-        for file in self.drainer.files() {
+        for file in self.drain_list.files() {
             let state = file.state.lock();
             if below(state.record.path.as_bytes()) {
                 dirty = true;
@@ -135,9 +165,9 @@ impl CacheFs {
     }
 
     /// Paths on record follow a rename, so that a restarted server finds what it has to drain.
-    pub(super) fn paths_moved(&self, many: bool, file: Option<&Arc<CacheFile>>) -> Result<()> {
+    pub(crate) fn paths_moved(&self, many: bool, file: Option<&Arc<CacheFile>>) -> Result<()> {
         let files = match (many, file) {
-            (true, _) => self.drainer.files(),
+            (true, _) => self.drain_list.files(),
             (false, Some(file)) => vec![file.clone()],
             (false, None) => Vec::new(),
         };
@@ -158,7 +188,7 @@ impl CacheFs {
 
     /// At the start: what of a dirty file's name was being changed when the last server ended? Its
     /// record gets the path where it is. True if it was removed, and nothing of it is to be kept.
-    pub(super) fn take_up_names(&self, file: &CacheFile, intents: &[Intent]) -> Result<bool> {
+    pub(crate) fn take_up_names(&self, file: &CacheFile, intents: &[Intent]) -> Result<bool> {
         let (keys, path, writer) = {
             let state = file.state.lock();
             let r = &state.record;

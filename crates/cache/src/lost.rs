@@ -2,7 +2,7 @@
 //! object there.
 //!
 //! Invariants
-//! * What is clean is fetched again: it gets a new place, and its map is empty ([`CacheFs::data_is_lost`]).
+//! * What is clean is fetched again: it gets a new place, and its map is empty ([`Losses::data_is_lost`]).
 //! * What is dirty is lost. That is on record, told and `failed` before anything else is done with the file. From then
 //!   on nothing of it is read or written (EIO) or drained, until the PFS's version is said to count (`resolve --keep
 //!   theirs`), the file is removed, or it is written anew from nothing (truncated to 0).
@@ -12,9 +12,13 @@
 //!
 //! Called before data is read, opened, drained or told of, and at the start.
 
-use super::CacheFs;
+use super::events::Events;
 use super::file::{CacheFile, FileState};
+use super::fills::Fills;
+use super::flash::Flash;
+use super::parts::Parts;
 use super::record::{Failure, State};
+use super::space::Space;
 use forebay_proto::{Errno, Result, Timestamp};
 use forebay_store::objects::ObjectStat;
 use std::sync::Arc;
@@ -46,10 +50,29 @@ impl FileState {
     }
 }
 
-impl CacheFs {
+/// Finds out what is lost of files.
+pub(crate) struct Losses {
+    flash: Arc<Flash>,
+    events: Arc<Events>,
+    space: Arc<Space>,
+    fills: Arc<Fills>,
+}
+
+impl Losses {
+    pub fn new(parts: &Parts, space: &Arc<Space>, fills: &Arc<Fills>) -> Losses {
+        Losses {
+            flash: parts.flash.clone(),
+            events: parts.events.clone(),
+            space: space.clone(),
+            fills: fills.clone(),
+        }
+    }
+}
+
+impl Losses {
     /// True if data of it is lost: then that is on record, and told. What is clean and gone gets a new place, to be
     /// fetched again. With neither `gate` nor `state` locked.
-    pub(super) fn data_is_lost(&self, file: &Arc<CacheFile>) -> Result<bool> {
+    pub(crate) fn data_is_lost(&self, file: &Arc<CacheFile>) -> Result<bool> {
         let gone = self.what_is_gone(file, &file.state.lock());
         match gone {
             Gone::Nothing => Ok(false),
@@ -63,7 +86,7 @@ impl CacheFs {
     }
 
     /// The object of a file; `None` if its data is lost. What is clean and gone has a new place then.
-    pub(super) fn object_unless_lost(&self, file: &Arc<CacheFile>) -> Result<Option<ObjectStat>> {
+    pub(crate) fn object_unless_lost(&self, file: &Arc<CacheFile>) -> Result<Option<ObjectStat>> {
         let (seen_bytes, is_suspect) = {
             let state = file.state.lock();
             (state.seen_bytes, state.is_lost() || state.map_gone)
@@ -93,7 +116,7 @@ impl CacheFs {
 
     /// Says of a dirty file that its data is lost: first to who follows events, for a kill in between makes it be
     /// told again, never left out.
-    pub(super) fn note_lost(&self, file: &CacheFile) {
+    pub(crate) fn note_lost(&self, file: &CacheFile) {
         let path = {
             let mut state = file.state.lock();
             if state.is_lost() || std::mem::replace(&mut state.losing, true) {
@@ -102,7 +125,7 @@ impl CacheFs {
             state.record.path.clone()
         };
         tracing::error!(%path, ino = %file.ino, "{LOST}");
-        self.tell_lost(path.as_bytes());
+        self.events.tell_lost(path.as_bytes());
         let mut state = file.state.lock();
         let at_s = Timestamp::now().sec;
         let mut record = state.record.clone();
@@ -134,21 +157,21 @@ impl CacheFs {
         };
         self.space.dropped(file.ino);
         match in_kernel {
-            true => self.fetch_all(file),
+            true => self.fills.fetch_all(file),
             false => Ok(()),
         }
     }
 
     /// A lost file is about to be written anew: closes by kernels that returned are heard of first. EIO while one has it.
-    pub(super) fn wait_to_begin_anew(&self, file: &Arc<CacheFile>) -> Result<()> {
+    pub(crate) fn wait_to_begin_anew(&self, file: &Arc<CacheFile>) -> Result<()> {
         match self.data_is_lost(file)? {
-            true => self.wait_closed(file, true).map_err(|_| Errno::EIO),
+            true => file.wait_closed(true).map_err(|_| Errno::EIO),
             false => Ok(()),
         }
     }
 
     /// A lost file is written anew from nothing. EIO while a kernel has what is gone. With `gate` locked alone.
-    pub(super) fn begin_anew(&self, file: &CacheFile, state: &mut FileState) -> Result<()> {
+    pub(crate) fn begin_anew(&self, file: &CacheFile, state: &mut FileState) -> Result<()> {
         if state.locals > 0 {
             return Err(Errno::EIO);
         }

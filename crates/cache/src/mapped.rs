@@ -9,9 +9,8 @@
 //! objects that are mapped. A close without a mapping may come here too, for a moment: the kernel lets go of an object
 //! a little after it has told of the close. Of a mount that is not heard any more nothing is put off: its programs may
 //! have its files open for ever. A restart of the server forgets the list; the file is dirty then and drains once.
-//! Called by [`CacheFs::release_data`] and by who waits for drains.
+//! Called by `open` at each close and by who waits for drains.
 
-use super::CacheFs;
 use super::file::CacheFile;
 use forebay_proto::Ino;
 use parking_lot::{Condvar, Mutex};
@@ -24,8 +23,9 @@ const PAUSE_LEAST: Duration = Duration::from_millis(1);
 /// Longest between two looks.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
 
-struct Mapped {
-    file: Arc<CacheFile>,
+/// A file in the list.
+pub(crate) struct Mapped {
+    pub file: Arc<CacheFile>,
     pause: Duration,
     due: Instant,
     /// Somebody waits for its drain.
@@ -48,7 +48,7 @@ pub(crate) struct MappedFiles {
 }
 
 impl MappedFiles {
-    fn watch(&self, file: &Arc<CacheFile>) {
+    pub fn watch(&self, file: &Arc<CacheFile>) {
         let due = Instant::now() + PAUSE_LEAST;
         let mapped = Mapped { file: file.clone(), pause: PAUSE_LEAST, due, asked: false };
         self.state.lock().files.push(mapped);
@@ -80,7 +80,7 @@ impl MappedFiles {
     }
 
     /// A file to look at, out of the list until [`MappedFiles::looked`]; `None` at the end.
-    fn next(&self) -> Option<Mapped> {
+    pub fn next(&self) -> Option<Mapped> {
         let mut state = self.state.lock();
         loop {
             if state.stop {
@@ -100,7 +100,7 @@ impl MappedFiles {
     }
 
     /// It was looked at, and is `still` mapped: later once more. Whether somebody has asked for it.
-    fn looked(&self, mapped: Mapped, still: bool) -> bool {
+    pub fn looked(&self, mapped: Mapped, still: bool) -> bool {
         let mut state = self.state.lock();
         let asked = state.looking.take().is_some_and(|(_, asked)| asked);
         if still {
@@ -109,38 +109,5 @@ impl MappedFiles {
             state.files.push(Mapped { pause, due, asked, ..mapped });
         }
         asked
-    }
-}
-
-impl CacheFs {
-    /// Whether the end of the last open by a kernel, which had the file for writing, is put off: somebody may still write
-    /// the object, and it is looked at again.
-    pub(super) fn is_still_mapped(&self, file: &Arc<CacheFile>) -> bool {
-        let may_be_written = self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
-        if may_be_written {
-            self.mapped.watch(file);
-        }
-        may_be_written
-    }
-
-    /// The thread.
-    pub(super) fn look_at_mapped_files(&self) {
-        while let Some(mapped) = self.mapped.next() {
-            let file = mapped.file.clone();
-            // Opened again meanwhile, or removed: the end that was put off is that of one of several, or matters to nobody.
-            let is_last = {
-                let state = file.state.lock();
-                state.locals == 1 && !state.gone
-            };
-            let still = is_last && self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
-            let asked = self.mapped.looked(mapped, still);
-            if !still {
-                self.release_file(&file, true);
-                if asked {
-                    // The drain that was asked for came while the file counted as open, and left it so.
-                    self.drainer.ask(std::slice::from_ref(&file));
-                }
-            }
-        }
     }
 }

@@ -3,13 +3,30 @@
 //! Invariant: a directory is used only if it is the one that the kernel means (its key), so a
 //! directory that somebody exchanged on the PFS is ESTALE, never another one's content.
 
-use super::CacheFs;
+mod elsewhere;
+mod links;
+mod listing;
+
+use super::attrs::Attributes;
 use super::data_servers::LinkChange;
+use super::data_servers::Ownership;
+use super::drain::DrainList;
+use super::drain::dirty::DirtyFiles;
 use super::file::CacheFile;
+use super::flash::Flash;
+use super::intents::Intents;
+use super::moves::Moves;
+use super::nodes::Nodes;
+use super::own_change::OwnChanges;
 use super::own_change::lock_metas;
-use super::paths::joined;
-use super::pfs::{HELD_PREFIX, PfsStat, errno};
-use super::record::Draining;
+use super::parts::Parts;
+use super::pfs::{HELD_PREFIX, Pfs, PfsStat, errno};
+use super::pfs_inodes::PfsInodes;
+use super::pfs_leftovers::PfsLeftovers;
+use super::publishing::Publishing;
+use super::record_store::RecordStore;
+use super::stack::Stack;
+use super::status::Status;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::{CreateArgs, rename_flags};
 use forebay_proto::attr::FileKind;
@@ -27,7 +44,7 @@ const RMDIR_TRIES: u32 = 25;
 const RMDIR_PAUSE_FIRST: Duration = Duration::from_millis(1);
 const RMDIR_PAUSE: Duration = Duration::from_millis(50);
 
-fn check_name(name: &[u8]) -> Result<()> {
+pub(super) fn check_name(name: &[u8]) -> Result<()> {
     match name {
         _ if name.len() > forebay_proto::api::NAME_MAX => Err(Errno::ENAMETOOLONG),
         b"" => Err(Errno::ENOENT),
@@ -37,49 +54,55 @@ fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-impl CacheFs {
-    /// The directory of a node, open for searching, if it still is that one.
-    pub(super) fn open_dir(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
-        self.moves.follow(|| self.open_dir_now(who, ino, flags))
-    }
+/// Names: looked up, made and removed.
+pub(crate) struct Names {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    drain_list: Arc<DrainList>,
+    moves: Arc<Moves>,
+    publishing: Arc<Publishing>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    own_changes: Arc<OwnChanges>,
+    intents: Arc<Intents>,
+    leftovers: Arc<PfsLeftovers>,
+    status: Arc<Status>,
+    attributes: Arc<Attributes>,
+}
 
-    fn open_dir_now(&self, who: &Who, ino: Ino, flags: OFlags) -> Result<OwnedFd> {
-        let known = self.nodes.get(ino)?;
-        if let Some(held) = &known.held {
-            // Removed: it is empty, and nothing can be made in it.
-            let _act = who.act()?;
-            let flags = flags | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let path = super::pfs::proc_path(held.as_fd(), b"");
-            return rfs::open(&path[..], flags, Mode::empty()).map_err(errno);
+impl Names {
+    pub fn new(
+        parts: &Parts,
+        stack: &Stack,
+        status: &Arc<Status>,
+        attributes: &Arc<Attributes>,
+    ) -> Names {
+        Names {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            drain_list: parts.drain_list.clone(),
+            moves: parts.moves.clone(),
+            publishing: parts.publishing.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            own_changes: stack.own_changes.clone(),
+            intents: stack.intents.clone(),
+            leftovers: stack.leftovers.clone(),
+            status: status.clone(),
+            attributes: attributes.clone(),
         }
-        let path = self.nodes.path(ino)?;
-        let _act = who.act()?;
-        let dir = self.pfs.open_at(&path, flags | OFlags::DIRECTORY).map_err(|e| match e {
-            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
-            e => e,
-        })?;
-        match ino == Ino::ROOT || self.pfs.stat_fd(dir.as_fd())?.key == known.key {
-            true => Ok(dir),
-            false => Err(Errno::ESTALE),
-        }
     }
+}
 
-    /// The directory that a name is to be made or removed in.
-    pub(super) fn open_parent(&self, who: &Who, parent: Ino, name: &[u8]) -> Result<OwnedFd> {
-        check_name(name)?;
-        self.open_dir(who, parent, OFlags::PATH)
-    }
-
-    /// The mode of a new inode: the umask counts where the directory has no default ACL.
-    pub(super) fn masked(&self, dir: BorrowedFd<'_>, args: CreateArgs) -> u32 {
-        let path = super::pfs::proc_path(dir, b"");
-        let has_default = rfs::getxattr(&path[..], acl_name(), &mut [0u8; 0][..]).is_ok();
-        let umask = if has_default { 0 } else { args.umask };
-        args.mode & 0o7777 & !umask
-    }
-
+impl Names {
     /// lookup.
-    pub(super) fn lookup_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
+    pub(crate) fn lookup_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<Entry> {
         let who = Who::of(caller);
         if name == b"." || name == b".." {
             return self.lookup_dots(parent, name);
@@ -87,8 +110,8 @@ impl CacheFs {
         if name.starts_with(DRAIN_PREFIX) {
             return Err(Errno::ENOENT);
         }
-        let dir = self.open_parent(&who, parent, name)?;
-        let _settled = self.settled(parent);
+        let dir = self.inodes.open_parent(&who, parent, name)?;
+        let _settled = self.inodes.settled(parent);
         let stat = {
             let _act = who.act()?;
             self.pfs.stat_at(dir.as_fd(), name)?
@@ -99,7 +122,7 @@ impl CacheFs {
     fn lookup_dots(&self, ino: Ino, name: &[u8]) -> Result<Entry> {
         let above = self.nodes.names(ino).last().map_or(Ino::ROOT, |(parent, _)| *parent);
         let target = if name == b"." { ino } else { above };
-        let attr = self.getattr_of(target)?;
+        let attr = self.attributes.getattr_of(target)?;
         if let Some((parent, name)) = self.nodes.names(target).last() {
             let known = self.nodes.get(target)?;
             self.nodes.seen(*parent, name, known.key, known.kind, &known.who, 1);
@@ -108,25 +131,31 @@ impl CacheFs {
     }
 
     /// A name that leads to this: referenced once more.
-    fn entry(&self, parent: Ino, name: &[u8], stat: &PfsStat, who: &Who) -> Result<Entry> {
+    pub(crate) fn entry(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        stat: &PfsStat,
+        who: &Who,
+    ) -> Result<Entry> {
         let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
-        if self.is_elsewhere(ino, stat.kind()) {
+        if self.ownership.is_elsewhere(ino, stat.kind()) {
             // Its data server has the attributes.
             return Ok(Entry { attr: stat.attr(ino) });
         }
         let file = self.nodes.get(ino)?.file;
         let file = match (file, stat.kind()) {
-            (None, FileKind::File) => self.dirty_by_key(ino, stat.key)?,
+            (None, FileKind::File) => self.records.dirty_by_key(ino, stat.key)?,
             (file, _) => file,
         };
         if let Some(file) = &file {
-            self.found_again(file, (parent, name))?;
+            self.leftovers.found_again(file, (parent, name))?;
         }
-        Ok(Entry { attr: self.attr_of(ino, stat, file.as_ref())? })
+        Ok(Entry { attr: self.attributes.attr_of(ino, stat, file.as_ref())? })
     }
 
     /// mkdir, mknod, symlink: whatever `make` makes in the open directory.
-    pub(super) fn make_name(
+    pub(crate) fn make_name(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -134,7 +163,7 @@ impl CacheFs {
         make: impl FnOnce(BorrowedFd<'_>) -> rustix::io::Result<()>,
     ) -> Result<Entry> {
         let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
+        let dir = self.inodes.open_parent(&who, parent, name)?;
         let stat = {
             let _act = who.act()?;
             make(dir.as_fd()).map_err(errno)?;
@@ -145,7 +174,7 @@ impl CacheFs {
     }
 
     /// mkdir.
-    pub(super) fn make_dir(
+    pub(crate) fn make_dir(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -153,12 +182,12 @@ impl CacheFs {
         args: CreateArgs,
     ) -> Result<Entry> {
         self.make_name(caller, parent, name, |dir| {
-            rfs::mkdirat(dir, name, Mode::from_raw_mode(self.masked(dir, args)))
+            rfs::mkdirat(dir, name, Mode::from_raw_mode(masked(dir, args)))
         })
     }
 
     /// mknod.
-    pub(super) fn make_node(
+    pub(crate) fn make_node(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -171,95 +200,31 @@ impl CacheFs {
         let (major, minor) = ((rdev & 0xfff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xfff00));
         self.make_name(caller, parent, name, |dir| {
             let kind = rfs::FileType::from_raw_mode(kind.mode_bits());
-            let mode = Mode::from_raw_mode(self.masked(dir, args));
+            let mode = Mode::from_raw_mode(masked(dir, args));
             rfs::mknodat(dir, name, kind, mode, rfs::makedev(major, minor))
         })
     }
 
-    /// link.
-    pub(super) fn make_link(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        parent: Ino,
-        name: &[u8],
-    ) -> Result<Entry> {
-        let who = Who::of(caller);
-        let known = self.nodes.get(ino)?;
-        if known.kind == FileKind::Dir {
-            return Err(Errno::EPERM);
-        }
-        let dir = self.open_parent(&who, parent, name)?;
-        let (before, stat) = self.moves.follow(|| {
-            let known = self.nodes.get(ino)?;
-            self.while_one_inode(ino, known.kind, || {
-                self.own_change(known.file.as_ref(), ino, &who, || {
-                    match self.link_nameless(&who, ino, dir.as_fd(), (parent, name))? {
-                        Some(linked) => Ok(linked),
-                        None => self.link_one_of(&who, ino, (dir.as_fd(), name)),
-                    }
-                })
-            })
-        })?;
-        let entry = self.entry(parent, name, &stat, &who)?;
-        if self.is_elsewhere(ino, known.kind) {
-            let client = caller.request.client;
-            self.tell_left(self.touched(client, ino, &before, Some(&stat), None));
-        }
-        Ok(entry)
-    }
-
-    /// Links whichever of the known names still leads to the inode; the newest mostly does. As it was, and as
-    /// it is.
-    fn link_one_of(
-        &self,
-        who: &Who,
-        ino: Ino,
-        to: (BorrowedFd<'_>, &[u8]),
-    ) -> Result<(PfsStat, PfsStat)> {
-        let names = self.nodes.names(ino);
-        let mut last = if names.is_empty() { Errno::ENOENT } else { Errno::ESTALE };
-        for (old_parent, old_name) in names.iter().rev() {
-            let old_dir = match self.open_dir_now(who, *old_parent, OFlags::PATH) {
-                Err(e) => {
-                    last = e;
-                    continue;
-                }
-                opened => opened?,
-            };
-            // A drain puts another inode under a name, and its key on the node.
-            let _settled = self.publishing.look();
-            let _act = who.act()?;
-            let before = match self.pfs.stat_at(old_dir.as_fd(), old_name) {
-                Ok(stat) if self.nodes.number(stat.key) == Some(ino) => stat,
-                Ok(_) | Err(Errno::ENOENT) => continue,
-                Err(e) => return Err(e),
-            };
-            rfs::linkat(&old_dir, &**old_name, to.0, to.1, AtFlags::empty()).map_err(errno)?;
-            return Ok((before, self.pfs.stat_at(to.0, to.1)?));
-        }
-        Err(last)
-    }
-
     /// unlink.
-    pub(super) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_name(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
+        let dir = self.inodes.open_parent(&who, parent, name)?;
         let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
         let remove = || {
             let _act = who.act()?;
             rfs::unlinkat(&dir, name, AtFlags::empty()).map_err(errno)
         };
-        let intent = leaving.last.then(|| self.intent_to_remove(leaving.file.as_ref())).flatten();
+        let intent =
+            leaving.last.then(|| self.intents.intent_to_remove(leaving.file.as_ref())).flatten();
         forebay_failpoint::step("a name is about to be removed");
         let left = {
-            let _changing = self.changing_names();
-            self.with_intent(intent, || {
+            let _changing = self.ownership.changing_names();
+            self.intents.with_intent(intent, || {
                 let _meta = leaving.file.as_ref().map(|file| file.meta.lock());
                 self.with_leaving(&leaving, dir.as_fd(), (parent, name), &who, remove)
             })?
         };
-        left.into_iter().for_each(|left| self.tell_left(left));
+        left.into_iter().for_each(|left| self.ownership.tell_left(left));
         Ok(())
     }
 
@@ -276,7 +241,7 @@ impl CacheFs {
     ) -> Result<Leaving<'_>> {
         let leaving = self.leaving_here(who, dir, at, goes)?;
         if let (true, Some(node)) = (leaving.is_elsewhere(), &leaving.node) {
-            self.tell_leaving(node.ino);
+            self.ownership.tell_leaving(node.ino);
         }
         Ok(Leaving { client: caller.request.client, ..leaving })
     }
@@ -294,8 +259,8 @@ impl CacheFs {
         let known = goes || self.nodes.number(stat.key).is_some();
         // It may be known by other names only, which lead nowhere any more.
         let ino = known.then(|| self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1));
-        let node = ino.map(|ino| Reference { fs: self, ino });
-        let elsewhere = ino.is_some_and(|ino| self.is_elsewhere(ino, stat.kind()));
+        let node = ino.map(|ino| Reference { nodes: &self.nodes, ino });
+        let elsewhere = ino.is_some_and(|ino| self.ownership.is_elsewhere(ino, stat.kind()));
         let inode = match elsewhere {
             true => {
                 let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -308,7 +273,7 @@ impl CacheFs {
             _ if elsewhere => None,
             FileKind::File => match ino.and_then(|ino| self.nodes.get(ino).ok()?.file) {
                 Some(file) if !file.is_forgotten() => Some(file),
-                _ => self.find(stat.key)?,
+                _ => self.records.find(stat.key)?,
             },
             _ => None,
         };
@@ -349,14 +314,14 @@ impl CacheFs {
             (Some(file), _) if leaving.last => {
                 self.held_meanwhile(leaving, who, remove)?;
                 forebay_failpoint::step("a dirty file has lost its name on the PFS");
-                self.lose(file)?;
+                self.leftovers.lose(file)?;
             }
             (Some(file), Some(ino)) => {
                 // Its other names may be known to nobody here: what is dirty goes by the inode.
-                let inode = self.open_node(ino, who).ok();
-                let path = self.path_below((parent, name))?;
-                self.own_change_locked(file, ino, who, || {
-                    self.keep_reachable(file, ino, dir, &path, who)?;
+                let inode = self.inodes.open_node(ino, who).ok();
+                let path = self.inodes.path_below((parent, name))?;
+                self.own_changes.own_change_locked(file, ino, who, || {
+                    self.leftovers.keep_reachable(file, ino, dir, &path, who)?;
                     remove()
                 })?;
                 *file.inode.lock() = inode.map(Arc::new).filter(|_| file.is_dirty());
@@ -391,47 +356,19 @@ impl CacheFs {
         let file = leaving.file.as_ref();
         let Some(held) = &leaving.held else {
             let is_open = self.pfs.renames_what_is_held() && file.is_some_and(|f| f.is_in_use());
-            return Ok(is_open.then(|| self.open_node(ino, who).ok()).flatten());
+            return Ok(is_open.then(|| self.inodes.open_node(ino, who).ok()).flatten());
         };
         // A drain has put another inode there since it was looked at.
         match file.is_some_and(|f| f.state.lock().record.key != leaving.stat.key) {
-            true => self.open_node(ino, who).map(Some),
+            true => self.inodes.open_node(ino, who).map(Some),
             false => Ok(Some(held.try_clone()?)),
         }
     }
 
-    /// Somebody has closed a removed file as the last one: NFS has it under another name until nothing here leads to it.
-    pub(super) fn let_go_of_removed(&self, ino: Ino) {
-        if self.pfs.renames_what_is_held() {
-            self.nodes.hold(ino, None);
-        }
-    }
-
-    /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
-    /// beside it stays on record until it is removed: nobody else knows of it.
-    pub(super) fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
-        self.unlink_kept(file)?;
-        let (key, is_beside) = {
-            let mut state = file.state.lock();
-            let is_beside = matches!(state.record.draining, Some(Draining::Temporary { .. }));
-            if is_beside {
-                state.save(&self.flash, file, |record| record.removed = true)?;
-            }
-            state.gone = true;
-            (state.record.key, is_beside)
-        };
-        self.unlist(file);
-        self.space.dropped(file.ino);
-        match is_beside {
-            true => self.end_lost(file),
-            false => self.flash.remove(file.ino, key),
-        }
-    }
-
     /// rmdir.
-    pub(super) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn remove_dir(&self, caller: &Caller, parent: Ino, name: &[u8]) -> Result<()> {
         let who = Who::of(caller);
-        let dir = self.open_parent(&who, parent, name)?;
+        let dir = self.inodes.open_parent(&who, parent, name)?;
         let leaving = self.leaving(&who, dir.as_fd(), (parent, name), true, caller)?;
         let remove = || {
             let mut tries = 0;
@@ -446,8 +383,8 @@ impl CacheFs {
                     {
                         // A drain is just giving up a file that was removed, or has to come first; or a close of one
                         // is under way.
-                        let path = self.path_below((parent, name))?;
-                        self.drainer.ask(&self.listed_below(&path)?);
+                        let path = self.inodes.path_below((parent, name))?;
+                        self.drain_list.ask(&self.status.listed_below(&path)?);
                         std::thread::sleep(RMDIR_PAUSE.min(RMDIR_PAUSE_FIRST * (1 << tries)));
                         tries += 1;
                     }
@@ -472,7 +409,7 @@ impl CacheFs {
     }
 
     /// rename.
-    pub(super) fn rename_name(
+    pub(crate) fn rename_name(
         &self,
         caller: &Caller,
         from: (Ino, &[u8]),
@@ -481,8 +418,8 @@ impl CacheFs {
     ) -> Result<()> {
         rename_flags::check(flags)?;
         let who = Who::of(caller);
-        let from_dir = self.open_parent(&who, from.0, from.1)?;
-        let to_dir = self.open_parent(&who, to.0, to.1)?;
+        let from_dir = self.inodes.open_parent(&who, from.0, from.1)?;
+        let to_dir = self.inodes.open_parent(&who, to.0, to.1)?;
         let moved = self.leaving(&who, from_dir.as_fd(), from, false, caller)?;
         let exchange = flags & rename_flags::EXCHANGE != 0;
         let replaced = match self.leaving(&who, to_dir.as_fd(), to, !exchange, caller) {
@@ -504,24 +441,19 @@ impl CacheFs {
             // Two names of one file: POSIX does nothing.
             return rename();
         }
-        let (old_path, new_path) = (self.path_below(from)?, self.path_below(to)?);
+        let (old_path, new_path) = (self.inodes.path_below(from)?, self.inodes.path_below(to)?);
         let gone = replaced.as_ref().filter(|r| !exchange && r.last);
         let gone = gone.and_then(|r| r.file.as_ref());
-        let intent = self.intent_to_move(&old_path, &new_path, gone, exchange);
-        let changing = self.changing_names();
-        let heard = self.with_intent(intent, || {
+        let intent = self.intents.intent_to_move(&old_path, &new_path, gone, exchange);
+        let changing = self.ownership.changing_names();
+        let heard = self.intents.with_intent(intent, || {
             let files = [Some(&moved), replaced.as_ref()].map(|l| l.and_then(|l| l.file.clone()));
             let _metas = lock_metas(&files);
             self.do_rename((from, to, to_dir.as_fd()), exchange, moved, replaced, &who, rename)
         })?;
         drop(changing);
-        heard.into_iter().for_each(|left| self.tell_left(left));
+        heard.into_iter().for_each(|left| self.ownership.tell_left(left));
         Ok(())
-    }
-
-    /// The path of a name in a directory.
-    pub(super) fn path_below(&self, (dir, name): (Ino, &[u8])) -> Result<Vec<u8>> {
-        Ok(joined(&self.nodes.path(dir)?, name))
     }
 
     /// A rename that is decided: on the PFS, in the table of nodes and on record.
@@ -544,13 +476,13 @@ impl CacheFs {
             self.nodes.moving(ino, from.0, from.1);
         }
         let moving = || match (&moved.file, moved_ino) {
-            (Some(file), Some(ino)) => self.own_change_locked(file, ino, who, rename),
+            (Some(file), Some(ino)) => self.own_changes.own_change_locked(file, ino, who, rename),
             _ => rename(),
         };
         let left = match &replaced {
             Some(replaced) if !exchange => self.with_leaving(replaced, to_dir, to, who, moving)?,
             Some(Leaving { file: Some(file), node: Some(node), .. }) => {
-                self.own_change_locked(file, node.ino, who, moving)?;
+                self.own_changes.own_change_locked(file, node.ino, who, moving)?;
                 None
             }
             _ => {
@@ -571,9 +503,18 @@ impl CacheFs {
         let elsewhere = [Some(&moved), exchanged].into_iter().flatten();
         let heard = elsewhere.filter_map(|leaving| self.moved_elsewhere(leaving)).chain(left);
         let heard = heard.collect();
-        self.paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())?;
+        self.intents
+            .paths_moved(moved.stat.kind() == FileKind::Dir || exchange, moved.file.as_ref())?;
         Ok(heard)
     }
+}
+
+/// The mode of a new inode: the umask counts where the directory has no default ACL.
+pub(super) fn masked(dir: BorrowedFd<'_>, args: CreateArgs) -> u32 {
+    let path = super::pfs::proc_path(dir, b"");
+    let has_default = rfs::getxattr(&path[..], acl_name(), &mut [0u8; 0][..]).is_ok();
+    let umask = if has_default { 0 } else { args.umask };
+    args.mode & 0o7777 & !umask
 }
 
 /// A name in a directory.
@@ -596,20 +537,20 @@ pub(super) struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    pub(super) fn is_elsewhere(&self) -> bool {
+    pub(crate) fn is_elsewhere(&self) -> bool {
         self.elsewhere
     }
 }
 
 /// A reference to a node for as long as it lives.
 pub(super) struct Reference<'a> {
-    fs: &'a CacheFs,
+    nodes: &'a Nodes,
     pub ino: Ino,
 }
 
 impl Drop for Reference<'_> {
     fn drop(&mut self) {
-        drop(self.fs.nodes.forget(self.ino, 1));
+        drop(self.nodes.forget(self.ino, 1));
     }
 }
 

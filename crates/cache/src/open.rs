@@ -6,12 +6,38 @@
 //! dirty. All of it under the file's `meta` lock, so opens, drains' publications and changes of
 //! names come one after the other.
 
-use super::CacheFs;
+mod nameless;
+mod reopen;
+
+use super::CacheOptions;
+use super::attach::CachedFiles;
+use super::attrs::Attributes;
+use super::clock::Clocks;
+use super::counters::Counters;
+use super::data_servers::Ownership;
+use super::drain::DrainList;
+use super::drain::foreground::Foreground;
 use super::file::{CacheFile, FileState};
+use super::file_data::FileData;
+use super::fills::Fills;
+use super::flash::Flash;
+use super::lost::Losses;
 use super::map::BLOCK_BYTES;
-use super::pfs::{PfsStat, proc_path};
+use super::mapped::MappedFiles;
+use super::names::masked;
+use super::nodes::Nodes;
+use super::parts::Parts;
+use super::pfs::{Pfs, PfsStat};
+use super::pfs_inodes::PfsInodes;
+use super::pfs_inodes::writes;
+use super::pfs_leftovers::PfsLeftovers;
+use super::record_store::RecordStore;
+use super::room_ahead::RoomAhead;
+use super::space::Space;
+use super::stack::Stack;
+use forebay_activity::Activity;
 use forebay_credentials::acting::Who;
-use forebay_proto::api::ops::*;
+use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::api::{CreateArgs, Opened};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Entry, Errno, Ino, Result};
@@ -20,25 +46,99 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+
+/// How often an open tries again whose file was evicted in between.
+const OPEN_TRIES: u32 = 3;
 
 /// A file that misses no more than this is fetched at its open, so that it can go by passthrough.
 const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
 
-/// How often the PFS file is opened again for fills when a drain has replaced it in between.
-const SOURCE_TRIES: u32 = 3;
-
-/// How often, and after which pauses, it is looked whether a close is heard of.
-const CLOSE_TRIES: u32 = 100;
-const CLOSE_PAUSE: Duration = Duration::from_millis(5);
-
-fn writes(flags: u32) -> bool {
-    flags as i32 & libc::O_ACCMODE != libc::O_RDONLY || flags as i32 & libc::O_TRUNC != 0
+/// Opens of files, until they are released.
+pub struct Opens {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    options: Arc<CacheOptions>,
+    counters: Arc<Counters>,
+    clocks: Arc<Clocks>,
+    activity: Arc<Activity>,
+    drain_list: Arc<DrainList>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    records: Arc<RecordStore>,
+    room_ahead: Arc<RoomAhead>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    fills: Arc<Fills>,
+    data: Arc<FileData>,
+    losses: Arc<Losses>,
+    cached_files: Arc<CachedFiles>,
+    attributes: Arc<Attributes>,
+    foreground: Arc<Foreground>,
+    mapped: MappedFiles,
 }
 
-impl CacheFs {
-    /// Opens a regular file.
-    pub(super) fn open_data(
+impl Opens {
+    pub(crate) fn new(
+        parts: &Parts,
+        stack: &Stack,
+        attributes: &Arc<Attributes>,
+        foreground: &Arc<Foreground>,
+    ) -> Opens {
+        Opens {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            options: parts.options.clone(),
+            counters: parts.counters.clone(),
+            clocks: parts.clocks.clone(),
+            activity: parts.activity.clone(),
+            drain_list: parts.drain_list.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            records: stack.records.clone(),
+            room_ahead: stack.room_ahead.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            fills: stack.fills.clone(),
+            data: stack.data.clone(),
+            losses: stack.losses.clone(),
+            cached_files: stack.cached_files.clone(),
+            attributes: attributes.clone(),
+            foreground: foreground.clone(),
+            mapped: MappedFiles::default(),
+        }
+    }
+
+    /// Files that programs have mapped, and closed.
+    pub(crate) fn mapped(&self) -> &MappedFiles {
+        &self.mapped
+    }
+}
+
+impl Opens {
+    /// Opens a regular file; again if it was evicted in between.
+    pub(crate) fn open(
+        &self,
+        caller: &Caller,
+        ino: Ino,
+        flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Result<Opened> {
+        let mut tries = 0;
+        loop {
+            match self.open_data(caller, ino, flags, kill_suid, want_local) {
+                Err(Errno::ESTALE) if tries < OPEN_TRIES => tries += 1,
+                other => return other,
+            }
+        }
+    }
+}
+
+impl Opens {
+    /// Opens a regular file once.
+    fn open_data(
         &self,
         caller: &Caller,
         ino: Ino,
@@ -47,24 +147,24 @@ impl CacheFs {
         want_local: bool,
     ) -> Result<Opened> {
         let who = Who::of(caller);
-        let _writing = if writes(flags) { Some(self.may_write(ino)?) } else { None };
-        let (source, stat) = self.open_source(ino, &who, flags)?;
-        let opening = self.attach_to_open(ino, &stat, &who)?;
+        let _writing = if writes(flags) { Some(self.ownership.may_write(ino)?) } else { None };
+        let (source, stat) = self.inodes.open_source(ino, &who, flags)?;
+        let opening = self.cached_files.attach_to_open(ino, &stat, &who)?;
         let file = opening.file();
         if flags as i32 & libc::O_TRUNC != 0 {
-            self.wait_to_begin_anew(file)?;
+            self.losses.wait_to_begin_anew(file)?;
         }
         let _meta = self.meta_of(file);
         // A drain may have ended since, or its last name gone: what it left counts.
         let stat = self.pfs.stat_fd(source.as_fd())?;
-        self.must_be(ino, &stat)?;
-        let is_lost = self.is_lost_or_valid(ino, file, &stat)?;
+        self.inodes.must_be(ino, &stat)?;
+        let is_lost = self.cached_files.is_lost_or_valid(ino, file, &stat)?;
         if writes(flags) {
             match caller.uid == 0 && flags as i32 & libc::O_TRUNC == 0 {
-                true => self.leave_capability(file, source.as_fd()),
-                false => self.kill_capability(file, ino, source.as_fd())?,
+                true => self.attributes.leave_capability(file, source.as_fd()),
+                false => self.attributes.kill_capability(file, ino, source.as_fd())?,
             }
-            self.note_acl(file, source.as_fd())?;
+            self.attributes.note_acl(file, source.as_fd())?;
         }
         let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
         if reads {
@@ -103,9 +203,9 @@ impl CacheFs {
     ) -> Result<Opened> {
         if flags as i32 & libc::O_TRUNC != 0 {
             if kill_suid_of.is_some() {
-                self.kill_suid_locked(ino, kill_suid_of)?;
+                self.attributes.kill_suid_locked(ino, kill_suid_of)?;
             }
-            self.truncate_data(file, 0)?;
+            self.data.truncate_data(file, 0)?;
         }
         let local = match want_local {
             true => self.local_object(file, writes(flags))?,
@@ -113,7 +213,7 @@ impl CacheFs {
         };
         let in_kernel = local.is_some() || file.state.lock().locals > 0;
         if writes(flags) && in_kernel {
-            self.mark_whole(file)?;
+            self.data.mark_whole(file)?;
         }
         if local.is_some() {
             let mut state = file.state.lock();
@@ -128,7 +228,7 @@ impl CacheFs {
     }
 
     /// A kernel has a file for writing, until it has given all of its opens back.
-    pub(super) fn kernel_may_write(&self, state: &mut FileState) {
+    pub(crate) fn kernel_may_write(&self, state: &mut FileState) {
         if !std::mem::replace(&mut state.kernel_writes, true) {
             self.counters.kernel_writes_one_more();
             self.space.look_now();
@@ -137,7 +237,7 @@ impl CacheFs {
 
     /// The object for the kernel, if it may have it. Nothing of the file is evicted while it is being opened.
     fn local_object(&self, file: &Arc<CacheFile>, write: bool) -> Result<Option<Arc<File>>> {
-        if write && !(self.options.writes_by_kernel && self.space.has_headroom(self)) {
+        if write && !(self.options.writes_by_kernel && self.space.has_headroom()) {
             return Ok(None);
         }
         let missing = {
@@ -154,7 +254,7 @@ impl CacheFs {
             return Ok(None);
         }
         if missing > 0 {
-            match self.fetch_all(file) {
+            match self.fills.fetch_all(file) {
                 // Served, it will be told to who reads it.
                 Err(error) => {
                     tracing::debug!(%error, "not fetched at open");
@@ -167,128 +267,8 @@ impl CacheFs {
         Ok(Some(Arc::new(self.flash.open(file.ino)?)))
     }
 
-    /// Opens the PFS file as the requester, as they opened it in the mount (but for O_TRUNC), and
-    /// says what it is.
-    fn open_source(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
-        let open = || self.moves.follow(|| self.open_source_now(ino, who, flags));
-        match open() {
-            Err(Errno::ESTALE) if self.is_worth_another_look(ino) => open(),
-            other => other,
-        }
-    }
-
-    fn open_source_now(&self, ino: Ino, who: &Who, flags: u32) -> Result<(File, PfsStat)> {
-        let _settled = self.settled(ino);
-        let known = self.nodes.get(ino)?;
-        let access = match flags as i32 & libc::O_ACCMODE {
-            libc::O_WRONLY => OFlags::WRONLY,
-            libc::O_RDWR => OFlags::RDWR,
-            _ if writes(flags) => OFlags::RDWR,
-            _ => OFlags::RDONLY,
-        };
-        let _act = who.act()?;
-        if let Some(held) = &known.held {
-            let path = proc_path(held.as_fd(), b"");
-            let flags = access | OFlags::CLOEXEC;
-            let open = || rustix::fs::open(&path[..], flags, Mode::empty());
-            let fd = match open().map_err(super::pfs::errno) {
-                Err(Errno::EACCES) if access == OFlags::RDONLY => {
-                    drop(_act);
-                    open().map_err(super::pfs::errno)?
-                }
-                opened => opened?,
-            };
-            let stat = self.pfs.stat_fd(fd.as_fd())?;
-            return Ok((File::from(fd), stat));
-        }
-        let mut last = Errno::ENOENT;
-        for path in self.nodes.paths(ino) {
-            match self.pfs.open_file(&path, known.key, access) {
-                // Who may execute a file need not be allowed to read it; the kernel has judged.
-                Err(Errno::EACCES) if access == OFlags::RDONLY => {
-                    drop(_act);
-                    return self.pfs.open_file(&path, known.key, access);
-                }
-                Err(e @ (Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ELOOP)) => {
-                    last = e;
-                }
-                other => return other,
-            }
-        }
-        // Another file has its name, or nothing: the kernel looks again.
-        Err(if last == Errno::ENOENT { Errno::ESTALE } else { last })
-    }
-
-    /// True if the file has lost its last name, by us: who knows its number goes on with it, as with any removed
-    /// file, and nothing of it drains. Else it is compared with what the PFS has. With `meta` locked.
-    pub(super) fn is_lost_or_valid(
-        &self,
-        ino: Ino,
-        file: &Arc<CacheFile>,
-        stat: &PfsStat,
-    ) -> Result<bool> {
-        let as_nfs = self.pfs.renames_what_is_held();
-        let is_held = self.nodes.get(ino)?.held.is_some();
-        if as_nfs && !is_held && self.nodes.names(ino).is_empty() {
-            // Removed since it was looked up: nothing is held there for who had not opened it.
-            return Err(Errno::ESTALE);
-        }
-        // What is removed and held has a name there that is nobody's.
-        if stat.nlink > u32::from(as_nfs) || !is_held {
-            self.revalidate(file, stat)?;
-            return Ok(false);
-        }
-        let goes_on = {
-            let state = file.state.lock();
-            state.gone || state.record.nameless
-        };
-        if !goes_on {
-            // Nothing was here of it when it was removed.
-            self.lose(file)?;
-        }
-        Ok(true)
-    }
-
-    /// ESTALE if a drain has put another inode in the place of this one. With `meta` locked.
-    pub(super) fn must_be(&self, ino: Ino, stat: &PfsStat) -> Result<()> {
-        match self.nodes.get(ino)?.key == stat.key {
-            true => Ok(()),
-            false => Err(Errno::ESTALE),
-        }
-    }
-
-    /// The PFS file behind a cached one, for fills.
-    pub(super) fn source_of(&self, file: &Arc<CacheFile>) -> Result<Arc<File>> {
-        if let Some(source) = file.source() {
-            return Ok(source);
-        }
-        let writer = file.state.lock().record.writer.clone();
-        for _ in 0..SOURCE_TRIES {
-            let opened = match self.open_source(file.number(), &Who::server(), 0) {
-                Err(Errno::EACCES | Errno::EPERM) => self.open_source(file.number(), &writer, 0),
-                other => other,
-            };
-            let (source, stat) = match opened {
-                Err(Errno::ESTALE) => continue,
-                other => other?,
-            };
-            let state = file.state.lock();
-            if state.record.key != stat.key {
-                // A drain has put another inode in its place: this one has what was before.
-                continue;
-            }
-            let source = Arc::new(source);
-            // Kept only while somebody has it open; else, and where descriptors are few, with the caller.
-            if state.opens > 0 && descriptors::may_stay(&source) {
-                file.set_source(Some(source.clone()));
-            }
-            return Ok(source);
-        }
-        Err(Errno::ESTALE)
-    }
-
     /// Makes a file on the PFS, and opens it here.
-    pub(super) fn create_data(
+    pub(crate) fn create_data(
         &self,
         caller: &Caller,
         parent: Ino,
@@ -298,9 +278,9 @@ impl CacheFs {
     ) -> Result<(Entry, Opened)> {
         let who = Who::of(caller);
         let (fd, stat) = {
-            let dir = self.open_parent(&who, parent, name)?;
+            let dir = self.inodes.open_parent(&who, parent, name)?;
             let _act = who.act()?;
-            let mode = self.masked(dir.as_fd(), args);
+            let mode = masked(dir.as_fd(), args);
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let flags = flags | OFlags::NOFOLLOW;
             let fd = rustix::fs::openat(&dir, name, flags, Mode::from_raw_mode(mode));
@@ -311,7 +291,7 @@ impl CacheFs {
         };
         self.clocks.stamped(stat.ctime);
         let ino = self.nodes.seen(parent, name, stat.key, FileKind::File, &who, 1);
-        if self.is_elsewhere(ino, FileKind::File) {
+        if self.ownership.is_elsewhere(ino, FileKind::File) {
             // It is opened there, by who takes it.
             return Ok((Entry { attr: stat.attr(ino) }, Opened { local: None }));
         }
@@ -319,7 +299,7 @@ impl CacheFs {
             // Somebody opened and closed it in between, and it was forgotten: as any other file.
             Err(Errno::ESTALE) => {
                 let flags = libc::O_RDWR as u32;
-                let opened = DataOps::open(self, caller, ino, flags, false, want_local);
+                let opened = self.open(caller, ino, flags, false, want_local);
                 opened.and_then(|opened| {
                     let file = self.nodes.get(ino)?.file.ok_or(Errno::ESTALE)?;
                     Ok((file, opened))
@@ -329,7 +309,7 @@ impl CacheFs {
         };
         match made {
             Ok((file, opened)) => {
-                Ok((Entry { attr: self.attr_of(ino, &stat, Some(&file))? }, opened))
+                Ok((Entry { attr: self.attributes.attr_of(ino, &stat, Some(&file))? }, opened))
             }
             Err(e) => {
                 // The PFS has it, empty: as after any open that failed.
@@ -347,17 +327,17 @@ impl CacheFs {
         who: Who,
         want_local: bool,
     ) -> Result<(Arc<CacheFile>, Opened)> {
-        let opening = self.attach_to_open(ino, stat, &who)?;
+        let opening = self.cached_files.attach_to_open(ino, stat, &who)?;
         let file = opening.file();
         // A default ACL of the directory.
-        self.note_acl(file, made)?;
+        self.attributes.note_acl(file, made)?;
         let _meta = file.meta.lock();
         let opened = self.open_attached(file, ino, who, want_local)?;
         Ok((file.clone(), opened))
     }
 
     /// With the file's `meta` locked.
-    pub(super) fn open_attached(
+    pub(crate) fn open_attached(
         &self,
         file: &Arc<CacheFile>,
         ino: Ino,
@@ -379,34 +359,20 @@ impl CacheFs {
     /// Opens a file that the requester has just made by its name at another server.
     pub fn open_made(&self, caller: &Caller, ino: Ino, want_local: bool) -> Result<Opened> {
         let who = Who::of(caller);
-        let _writing = self.may_write(ino)?;
-        let node = self.open_node_any(ino)?;
-        let opening = self.attach_to_open(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
+        let _writing = self.ownership.may_write(ino)?;
+        let node = self.inodes.open_node_any(ino)?;
+        let opening =
+            self.cached_files.attach_to_open(ino, &self.pfs.stat_fd(node.as_fd())?, &who)?;
         let file = opening.file();
         let _meta = file.meta.lock();
         let stat = self.pfs.stat_fd(node.as_fd())?;
-        self.must_be(ino, &stat)?;
-        self.revalidate(file, &stat)?;
+        self.inodes.must_be(ino, &stat)?;
+        self.cached_files.revalidate(file, &stat)?;
         self.open_attached(file, ino, who, want_local)
     }
 
-    /// Waits until nobody has a file open, or (`kernels`) no kernel has it itself. EBUSY if it stays open. Of a
-    /// close a server is told a moment after it has returned: who closed a file, and asks for something about
-    /// it, need not know that.
-    pub(super) fn wait_closed(&self, file: &CacheFile, kernels: bool) -> Result<()> {
-        for _ in 0..CLOSE_TRIES {
-            let state = file.state.lock();
-            if (if kernels { state.locals } else { state.opens }) == 0 {
-                return Ok(());
-            }
-            drop(state);
-            std::thread::sleep(CLOSE_PAUSE);
-        }
-        Err(Errno::EBUSY)
-    }
-
     /// An open has ended.
-    pub(super) fn release_data(&self, ino: Ino, local: bool) {
+    pub(crate) fn release_data(&self, ino: Ino, local: bool) {
         let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else { return };
         let may_be_mapped = local && {
             let state = file.state.lock();
@@ -425,7 +391,7 @@ impl CacheFs {
     }
 
     /// The same of a file that nobody has mapped.
-    pub(super) fn release_file(&self, file: &Arc<CacheFile>, local: bool) {
+    fn release_file(&self, file: &Arc<CacheFile>, local: bool) {
         let ino = file.number();
         let mut state = file.state.lock();
         state.opens = state.opens.saturating_sub(1);
@@ -449,7 +415,7 @@ impl CacheFs {
         if is_gone {
             self.let_go_of_removed(ino);
         }
-        if let Err(error) = self.give_room_back(file) {
+        if let Err(error) = self.room_ahead.give_room_back(file) {
             tracing::warn!(%error, "room behind the end of a file stays taken until the next start");
         }
         let state = file.state.lock();
@@ -466,25 +432,76 @@ impl CacheFs {
             drop(state);
             // Who asked while it was open, or while its close was under way, was given all that it has: it is clean after one more
             // look, whatever its policy.
-            match drained.is_some_and(|open| self.has_nothing_since(file, &open)) {
-                true => self.drainer.ask(std::slice::from_ref(file)),
-                false => self.drainer.closed(file),
+            match drained.is_some_and(|open| self.foreground.has_nothing_since(file, &open)) {
+                true => self.drain_list.ask(std::slice::from_ref(file)),
+                false => self.drain_list.closed(file),
             }
             return;
         }
         drop(state);
-        self.is_clean_again(ino);
+        self.ownership.is_clean_again(ino);
         let state = file.state.lock();
         if state.opens > 0 || state.record.is_dirty() {
             return;
         }
         if state.record.kept_as.is_some() {
             drop(state);
-            if let Err(error) = self.release_kept(file) {
+            if let Err(error) = self.leftovers.release_kept(file) {
                 tracing::warn!(%error, "a name of ours stays on the PFS until the next start");
             }
-        } else if let Err(error) = self.forget_empty(file, state) {
+        } else if let Err(error) = self.records.forget_empty(file, state) {
             tracing::warn!(%error, "what is known of a file with no data here stays on flash");
+        }
+    }
+}
+
+impl Opens {
+    /// The lock of a file's attributes, by the same rule: a drain has it while it publishes.
+    fn meta_of<'a>(&self, file: &'a CacheFile) -> parking_lot::MutexGuard<'a, ()> {
+        if let Some(meta) = file.meta.try_lock() {
+            return meta;
+        }
+        let begun = self.activity.begin();
+        let meta = file.meta.lock();
+        self.activity.end(begun, ActivityKind::Stall, file.number(), (0, 0), Stall::Drain as i64);
+        meta
+    }
+
+    /// Whether the end of the last open by a kernel, which had the file for writing, is put off: somebody may still write
+    /// the object, and it is looked at again.
+    fn is_still_mapped(&self, file: &Arc<CacheFile>) -> bool {
+        let may_be_written = self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
+        if may_be_written {
+            self.mapped.watch(file);
+        }
+        may_be_written
+    }
+
+    /// The thread.
+    pub(crate) fn look_at_mapped_files(&self) {
+        while let Some(mapped) = self.mapped.next() {
+            let file = mapped.file.clone();
+            // Opened again meanwhile, or removed: the end that was put off is that of one of several, or matters to nobody.
+            let is_last = {
+                let state = file.state.lock();
+                state.locals == 1 && !state.gone
+            };
+            let still = is_last && self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
+            let asked = self.mapped.looked(mapped, still);
+            if !still {
+                self.release_file(&file, true);
+                if asked {
+                    // The drain that was asked for came while the file counted as open, and left it so.
+                    self.drain_list.ask(std::slice::from_ref(&file));
+                }
+            }
+        }
+    }
+
+    /// Somebody has closed a removed file as the last one: NFS has it under another name until nothing here leads to it.
+    fn let_go_of_removed(&self, ino: Ino) {
+        if self.pfs.renames_what_is_held() {
+            self.nodes.hold(ino, None);
         }
     }
 }

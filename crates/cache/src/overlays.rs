@@ -16,11 +16,15 @@
 //! What is made is the user's. Each look that a server takes at a name before it changes it goes the same way: else the change
 //! would be refused before it is asked for. Called by `filesystem` and `served`.
 
-use super::CacheFs;
+use super::CacheOptions;
+use super::nodes::Nodes;
+use super::parts::Parts;
 use super::paths::{joined, split};
+use super::pfs::Pfs;
 use forebay_credentials::acting::{Judged, is_kernels};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Errno, Ino, Result};
+use std::sync::Arc;
 
 /// An overlay's own directory in the one that is given to it as `workdir`, which mostly is called so, too.
 const WORK: &[u8] = b"work";
@@ -29,9 +33,26 @@ const LEVELS_MAX: usize = 128;
 /// Attributes that the kernel lets nobody but the superuser see and set.
 const TRUSTED: &[u8] = b"trusted.";
 
-impl CacheFs {
+/// Makes calls with the rights that an overlay gives.
+pub(crate) struct Overlays {
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    options: Arc<CacheOptions>,
+}
+
+impl Overlays {
+    pub fn new(parts: &Parts) -> Overlays {
+        Overlays {
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            options: parts.options.clone(),
+        }
+    }
+}
+
+impl Overlays {
     /// A call on names in these directories.
-    pub(super) fn as_judged<T>(
+    pub(crate) fn as_judged<T>(
         &self,
         caller: &Caller,
         dirs: &[Ino],
@@ -47,7 +68,7 @@ impl CacheFs {
     }
 
     /// A call on what has a name in such a directory, or on a work directory itself.
-    pub(super) fn as_judged_below<T>(
+    pub(crate) fn as_judged_below<T>(
         &self,
         caller: &Caller,
         ino: Ino,

@@ -3,8 +3,12 @@
 //! Invariant: the base's times follow a change only if the file was as it says right before; what somebody else did
 //! in between is seen by the next open. Called by `names`, `attrs`, and for names at another server by `data servers`.
 
-use super::CacheFs;
+use super::clock::Clocks;
 use super::file::CacheFile;
+use super::flash::Flash;
+use super::parts::Parts;
+use super::pfs::Pfs;
+use super::pfs_inodes::PfsInodes;
 use super::record::Base;
 use forebay_credentials::acting::Who;
 use forebay_proto::attr::Timestamp;
@@ -13,10 +17,29 @@ use parking_lot::MutexGuard;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-impl CacheFs {
+/// Makes our own changes of PFS files.
+pub(crate) struct OwnChanges {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    clocks: Arc<Clocks>,
+    inodes: Arc<PfsInodes>,
+}
+
+impl OwnChanges {
+    pub fn new(parts: &Parts, inodes: &Arc<PfsInodes>) -> OwnChanges {
+        OwnChanges {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            clocks: parts.clocks.clone(),
+            inodes: inodes.clone(),
+        }
+    }
+}
+
+impl OwnChanges {
     /// Does something to a PFS file that moves its ctime, and lets the base follow if the file was
     /// as the base says before.
-    pub(super) fn own_change<T>(
+    pub(crate) fn own_change<T>(
         &self,
         file: Option<&Arc<CacheFile>>,
         ino: Ino,
@@ -30,7 +53,7 @@ impl CacheFs {
 
     /// The same for what is done to the inode itself. It is opened with `meta` locked: a drain that put another inode under the
     /// name after the look would leave the change on the one that goes.
-    pub(super) fn own_change_of_inode<T>(
+    pub(crate) fn own_change_of_inode<T>(
         &self,
         file: Option<&Arc<CacheFile>>,
         ino: Ino,
@@ -38,7 +61,7 @@ impl CacheFs {
         change: impl FnOnce(BorrowedFd<'_>) -> Result<T>,
     ) -> Result<T> {
         let _meta = file.map(|file| file.meta.lock());
-        let inode = self.open_node(ino, who)?;
+        let inode = self.inodes.open_node(ino, who)?;
         match file {
             Some(file) => self.change_and_follow(file, inode.as_fd(), || change(inode.as_fd())),
             None => change(inode.as_fd()),
@@ -46,14 +69,14 @@ impl CacheFs {
     }
 
     /// The same with the file's `meta` locked.
-    pub(super) fn own_change_locked<T>(
+    pub(crate) fn own_change_locked<T>(
         &self,
         file: &Arc<CacheFile>,
         ino: Ino,
         who: &Who,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let inode = self.open_node(ino, who)?;
+        let inode = self.inodes.open_node(ino, who)?;
         self.change_and_follow(file, inode.as_fd(), change)
     }
 
@@ -75,7 +98,7 @@ impl CacheFs {
     }
 
     /// The base follows what we have changed, if the file was as it says before.
-    pub(super) fn follow_own_change(
+    pub(crate) fn follow_own_change(
         &self,
         file: &CacheFile,
         before: &Base,
@@ -105,7 +128,7 @@ impl CacheFs {
     }
 }
 
-impl CacheFs {
+impl OwnChanges {
     /// `stat` of a dirty file shows the later one of two ctimes, that of the PFS inode and that of the data. Where the PFS's
     /// clock is behind ours, its stamp of a change that we have made may not be later than what was shown before: then the
     /// data's moves, which the kernel stamps later than any that somebody has looked at.

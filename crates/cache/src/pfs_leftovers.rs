@@ -9,12 +9,20 @@
 //! begin with [`DRAIN_PREFIX`] are removed, and only if they lead to what was meant; at most [`LEFTOVERS_MAX`]
 //! are remembered. Called by the drain, by `names`, and at the start.
 
-use super::CacheFs;
+use super::drain::DrainList;
+use super::drain::dirty::DirtyFiles;
 use super::file::CacheFile;
+use super::flash::Flash;
 use super::names::{At, DRAIN_PREFIX};
+use super::nodes::Nodes;
+use super::own_change::OwnChanges;
+use super::parts::Parts;
 use super::paths::{joined, split};
-use super::pfs::{Key, PfsStat, errno};
+use super::pfs::{Key, Pfs, PfsStat, errno};
+use super::pfs_inodes::PfsInodes;
+use super::read_ahead::Wishes;
 use super::record::{Base, Draining, Record};
+use super::space::Space;
 use forebay_credentials::acting::Who;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
@@ -22,7 +30,7 @@ use parking_lot::Mutex;
 use rustix::fs::{self as rfs, AtFlags, OFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,13 +54,50 @@ pub(crate) struct PfsLeftover {
 /// are forgotten: after a power cut nobody looks there.
 const DIRS_BYTES_MAX: usize = 32 << 10;
 
-/// All of them.
-#[derive(Default)]
+/// All of them, and who makes and removes them.
 pub(crate) struct PfsLeftovers {
     all: Mutex<Vec<PfsLeftover>>,
     swept: Mutex<Option<Instant>>,
     /// Directories with something of ours, the one used last at the end.
     dirs: Mutex<Vec<PathBytes>>,
+    /// Makes names ours.
+    token: u64,
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    drain_list: Arc<DrainList>,
+    wishes: Arc<Wishes>,
+    inodes: Arc<PfsInodes>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    own_changes: Arc<OwnChanges>,
+}
+
+impl PfsLeftovers {
+    /// Nothing is known yet: see [`PfsLeftovers::load_leftovers`].
+    pub fn new(
+        parts: &Parts,
+        inodes: &Arc<PfsInodes>,
+        dirty: &Arc<DirtyFiles>,
+        space: &Arc<Space>,
+        own_changes: &Arc<OwnChanges>,
+    ) -> PfsLeftovers {
+        PfsLeftovers {
+            all: Mutex::default(),
+            swept: Mutex::default(),
+            dirs: Mutex::default(),
+            token: parts.token,
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            drain_list: parts.drain_list.clone(),
+            wishes: parts.wishes.clone(),
+            inodes: inodes.clone(),
+            dirty: dirty.clone(),
+            space: space.clone(),
+            own_changes: own_changes.clone(),
+        }
+    }
 }
 
 /// The paths of ours that a record tells of.
@@ -71,10 +116,10 @@ fn is_nowhere_else(record: &Record) -> bool {
     record.kept_as.as_ref() == Some(&record.path)
 }
 
-impl CacheFs {
+impl PfsLeftovers {
     /// Removes a name of ours in an open directory, whose path is `dir_path`; as who made it, or as the
     /// server. What cannot be done now is remembered.
-    pub(super) fn remove_ours(
+    fn remove_ours(
         &self,
         who: &Who,
         dir: BorrowedFd<'_>,
@@ -117,7 +162,7 @@ impl CacheFs {
     }
 
     fn remember(&self, leftover: PfsLeftover) {
-        let mut all = self.leftovers.all.lock();
+        let mut all = self.all.lock();
         if all.contains(&leftover) {
             return;
         }
@@ -130,21 +175,21 @@ impl CacheFs {
             tracing::error!(%error, "what is left on the PFS is not on record: it is known until the server ends");
         }
         drop(all);
-        self.look_later();
+        self.wishes.look_later();
     }
 
     /// Reads the list that the last server left: before anything is added to it.
-    pub(super) fn load_leftovers(&self) -> Result<()> {
-        *self.leftovers.all.lock() = self.flash.leftovers()?;
-        *self.leftovers.dirs.lock() = self.flash.drain_dirs()?;
+    pub(crate) fn load_leftovers(&self) -> Result<()> {
+        *self.all.lock() = self.flash.leftovers()?;
+        *self.dirs.lock() = self.flash.drain_dirs()?;
         Ok(())
     }
 
     /// Tries what is on the list. After a power cut records may be missing of what was made on the PFS: then
     /// whatever is ours and on no record goes too.
-    pub(super) fn take_up_leftovers(&self, power_cut: bool, on_record: &HashSet<PathBytes>) {
+    pub(crate) fn take_up_leftovers(&self, power_cut: bool, on_record: &HashSet<PathBytes>) {
         if power_cut {
-            let dirs = self.leftovers.dirs.lock().clone();
+            let dirs = self.dirs.lock().clone();
             dirs.iter().for_each(|dir| self.remove_unknown(dir.as_bytes(), on_record));
         }
         self.sweep();
@@ -152,9 +197,9 @@ impl CacheFs {
 
     /// Something of ours is about to be made in a directory. On flash that survives a power cut that is
     /// synced, once for each directory.
-    pub(super) fn note_drain_dir(&self, dir: &[u8]) -> Result<()> {
+    pub(crate) fn note_drain_dir(&self, dir: &[u8]) -> Result<()> {
         let dir = PathBytes::new(dir);
-        let mut dirs = self.leftovers.dirs.lock();
+        let mut dirs = self.dirs.lock();
         let known = dirs.iter().position(|other| *other == dir).map(|at| dirs.remove(at));
         dirs.push(dir);
         if known.is_some() || self.flash.is_volatile() {
@@ -190,12 +235,12 @@ impl CacheFs {
 
     /// Tries again to remove what is left on the PFS, if there is something and the last try was a
     /// while ago. In how long it is to be tried next, if it is.
-    pub(super) fn sweep_now_and_then(&self) -> Option<Duration> {
-        if self.leftovers.all.lock().is_empty() {
+    pub(crate) fn sweep_now_and_then(&self) -> Option<Duration> {
+        if self.all.lock().is_empty() {
             return None;
         }
         {
-            let mut swept = self.leftovers.swept.lock();
+            let mut swept = self.swept.lock();
             let since = swept.map_or(SWEEP_PAUSE, |at| at.elapsed());
             if since < SWEEP_PAUSE {
                 return Some(SWEEP_PAUSE - since);
@@ -203,18 +248,18 @@ impl CacheFs {
             *swept = Some(Instant::now());
         }
         self.sweep();
-        (!self.leftovers.all.lock().is_empty()).then_some(SWEEP_PAUSE)
+        (!self.all.lock().is_empty()).then_some(SWEEP_PAUSE)
     }
 
     /// Tries again to remove what is left on the PFS.
-    pub(super) fn sweep(&self) {
-        let listed = self.leftovers.all.lock().clone();
+    pub(crate) fn sweep(&self) {
+        let listed = self.all.lock().clone();
         let gone: Vec<&PfsLeftover> =
             listed.iter().filter(|leftover| self.swept(leftover)).collect();
         if gone.is_empty() {
             return;
         }
-        let mut all = self.leftovers.all.lock();
+        let mut all = self.all.lock();
         all.retain(|leftover| !gone.contains(&leftover));
         if let Err(error) = self.flash.save_leftovers(&all) {
             // The next server looks for them, and finds nothing.
@@ -230,7 +275,7 @@ impl CacheFs {
         let in_use = |file: &Arc<CacheFile>| {
             names_on_record(&file.state.lock().record).any(|path| path == leftover.path)
         };
-        if self.drainer.files().iter().any(in_use) {
+        if self.drain_list.files().iter().any(in_use) {
             // The same file drains again, by the same name.
             return false;
         }
@@ -249,7 +294,7 @@ impl CacheFs {
     /// A name of a file that has others is about to be removed, by `who`. If something of the file is, or may
     /// become, dirty here, the record says by which name the next server finds it: another one that is
     /// known, else one of ours beside it.
-    pub(super) fn keep_reachable(
+    pub(crate) fn keep_reachable(
         &self,
         file: &CacheFile,
         ino: Ino,
@@ -288,15 +333,15 @@ impl CacheFs {
 
     /// A name leads to a file: if it had none that was known but ours, this is where it is from now on. Should somebody remove
     /// that one on the PFS, what is dirty is in conflict, and does not drain to a name of ours.
-    pub(super) fn found_again(&self, file: &CacheFile, at: At<'_>) -> Result<()> {
+    pub(crate) fn found_again(&self, file: &CacheFile, at: At<'_>) -> Result<()> {
         if is_nowhere_else(&file.state.lock().record) {
-            self.is_also_at(file, &self.path_below(at)?);
+            self.is_also_at(file, &self.inodes.path_below(at)?);
         }
         Ok(())
     }
 
     /// The same for who has the path.
-    pub(super) fn is_also_at(&self, file: &CacheFile, path: &[u8]) {
+    pub(crate) fn is_also_at(&self, file: &CacheFile, path: &[u8]) {
         let path = PathBytes::new(path);
         let mut state = file.state.lock();
         let saved = state.save(&self.flash, file, |record| {
@@ -338,7 +383,7 @@ impl CacheFs {
 
     /// Removes the name of ours that a file has, if nothing needs it any more. True if the file has lost its
     /// last name by it.
-    pub(super) fn release_kept(&self, file: &Arc<CacheFile>) -> Result<bool> {
+    pub(crate) fn release_kept(&self, file: &Arc<CacheFile>) -> Result<bool> {
         let _meta = file.meta.lock();
         let needed = {
             let state = file.state.lock();
@@ -364,7 +409,7 @@ impl CacheFs {
     }
 
     /// Removes it, on the PFS and from the record; what the file is then. With `meta` locked.
-    pub(super) fn unlink_kept(&self, file: &CacheFile) -> Result<Option<PfsStat>> {
+    pub(crate) fn unlink_kept(&self, file: &CacheFile) -> Result<Option<PfsStat>> {
         let (kept, key, writer) = {
             let state = file.state.lock();
             let r = &state.record;
@@ -387,7 +432,11 @@ impl CacheFs {
                 self.remove_ours(&writer, dir.as_fd(), (dir_path, name), None);
                 let after = held.as_ref().and_then(|fd| self.pfs.stat_fd(fd.as_fd()).ok());
                 if let (Some(before), Some(after)) = (before, after) {
-                    self.follow_own_change(file, &Base::of(&before), &Base::of(&after))?;
+                    self.own_changes.follow_own_change(
+                        file,
+                        &Base::of(&before),
+                        &Base::of(&after),
+                    )?;
                 }
                 after.filter(|stat| stat.key == key)
             }
@@ -401,5 +450,78 @@ impl CacheFs {
         forebay_failpoint::step("a name of ours is gone");
         file.state.lock().save(&self.flash, file, |record| record.kept_as = None)?;
         Ok(left)
+    }
+}
+
+impl PfsLeftovers {
+    /// Ends a file that was removed while a drain had something beside it. One that is still under way
+    /// does it at its end: this is called after the file is `gone`, and after each drain.
+    pub(crate) fn end_lost(&self, file: &CacheFile) -> forebay_proto::Result<()> {
+        let Some(_one) = file.drain.try_lock() else { return Ok(()) };
+        let (key, draining) = {
+            let mut state = file.state.lock();
+            if !std::mem::take(&mut state.record.removed) {
+                return Ok(());
+            }
+            (state.record.key, state.record.draining.take())
+        };
+        if let Some(Draining::Temporary { dir, name, .. }) = draining {
+            self.drop_beside(file, dir.as_bytes(), name.as_bytes())?;
+        }
+        forebay_failpoint::step("nothing is beside a removed file");
+        self.flash.remove(file.ino, key)
+    }
+
+    /// Removes what a drain has beside a file, in this directory.
+    pub(crate) fn drop_beside(
+        &self,
+        file: &CacheFile,
+        path: &[u8],
+        name: &[u8],
+    ) -> forebay_proto::Result<()> {
+        match self.pfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(dir) => self.drop_temporary(file, &dir, (path, name), None),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// The name of the file that a drain makes beside one.
+    pub(crate) fn temporary_name(&self, file: &CacheFile) -> Vec<u8> {
+        let own = format!("{:016x}.{:x}", self.token, file.ino.0);
+        [DRAIN_PREFIX, own.as_bytes()].concat()
+    }
+
+    pub(crate) fn drop_temporary(
+        &self,
+        file: &CacheFile,
+        dir: &OwnedFd,
+        path: (&[u8], &[u8]),
+        key: Option<Key>,
+    ) {
+        let writer = file.state.lock().record.writer.clone();
+        self.remove_ours(&writer, dir.as_fd(), path, key);
+    }
+
+    /// A file has lost its last name on the PFS, by us: nothing of it will be drained. What a drain has
+    /// beside it stays on record until it is removed: nobody else knows of it.
+    pub(crate) fn lose(&self, file: &Arc<CacheFile>) -> Result<()> {
+        self.unlink_kept(file)?;
+        let (key, is_beside) = {
+            let mut state = file.state.lock();
+            let is_beside = matches!(state.record.draining, Some(Draining::Temporary { .. }));
+            if is_beside {
+                state.save(&self.flash, file, |record| record.removed = true)?;
+            }
+            state.gone = true;
+            (state.record.key, is_beside)
+        };
+        self.dirty.unlist(file);
+        self.space.dropped(file.ino);
+        match is_beside {
+            true => self.end_lost(file),
+            false => self.flash.remove(file.ino, key),
+        }
     }
 }

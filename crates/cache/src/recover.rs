@@ -3,18 +3,37 @@
 //!
 //! Invariant: nothing is drained, shown or dropped before both are known.
 
+use super::clock::Clocks;
+use super::data_servers::Ownership;
+use super::drain::Drainer;
+use super::drain::dirty::DirtyFiles;
 use super::file::{CacheFile, FileState};
+use super::file_data::FileData;
+use super::flash::Flash;
+use super::intents::Intents;
+use super::lost::Losses;
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
-use super::pfs::Pfs;
+use super::nodes::Nodes;
+use super::parts::Parts;
+use super::pfs::{Pfs, errno};
+use super::pfs_inodes::PfsInodes;
+use super::pfs_leftovers::PfsLeftovers;
 use super::pfs_leftovers::names_on_record;
-use super::{CONFIG_NAME, CacheFs, CacheOptions, Config, DRAINED_NAME};
+use super::record::Record;
+use super::record_store::RecordStore;
+use super::room_ahead::RoomAhead;
+use super::space::Space;
+use super::stack::Stack;
+use super::{CONFIG_NAME, CacheOptions, Config, DRAINED_NAME};
 use forebay_credentials::acting::Who;
 use forebay_proto::control::ControlError;
+use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
 use forebay_store::flash::replace_file;
+use rustix::fs::{Mode, OFlags};
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,7 +55,7 @@ pub(super) fn open_pfs(
     }
     let path = &options.pfs;
     if let Some(known) = &known
-        && known.pfs != CacheFs::pfs_bytes(path)
+        && known.pfs != pfs_bytes(path)
     {
         let shows = OsStr::from_bytes(known.pfs.as_bytes());
         let why = format!("the buffer there is a cache of {}", Path::new(shows).display());
@@ -64,7 +83,7 @@ pub(super) fn open_pfs(
         })?,
         token => token,
     };
-    let (identity, pfs_path) = (pfs.identity().clone(), CacheFs::pfs_bytes(path));
+    let (identity, pfs_path) = (pfs.identity().clone(), pfs_bytes(path));
     save_config(dir, &Config { pfs: pfs_path, identity, boot_id, token })?;
     Ok((pfs, power_cut, token))
 }
@@ -87,22 +106,67 @@ fn save_config(dir: &Path, config: &Config) -> std::result::Result<(), ControlEr
     replace_file(dir, CONFIG_NAME, "cache.json.tmp", &text, what)
 }
 
+fn pfs_bytes(path: &Path) -> PathBytes {
+    PathBytes::new(path.as_os_str().as_bytes())
+}
+
 /// A number that no other cache has.
 fn token() -> Result<u64> {
     Ok(forebay_net::random::nonzero_u64()?)
 }
 
-impl CacheFs {
+/// Takes up what the last server left; needed at a start only.
+pub(crate) struct Recovery {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    clocks: Arc<Clocks>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    room_ahead: Arc<RoomAhead>,
+    intents: Arc<Intents>,
+    leftovers: Arc<PfsLeftovers>,
+    losses: Arc<Losses>,
+    data: Arc<FileData>,
+    drainer: Arc<Drainer>,
+}
+
+impl Recovery {
+    pub fn new(parts: &Parts, stack: &Stack, drainer: &Arc<Drainer>) -> Recovery {
+        Recovery {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            clocks: parts.clocks.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            space: stack.space.clone(),
+            room_ahead: stack.room_ahead.clone(),
+            intents: stack.intents.clone(),
+            leftovers: stack.leftovers.clone(),
+            losses: stack.losses.clone(),
+            data: stack.data.clone(),
+            drainer: drainer.clone(),
+        }
+    }
+}
+
+impl Recovery {
     /// Takes up what the last server left.
-    pub(super) fn recover(self: &Arc<Self>, power_cut: bool) -> Result<()> {
+    pub(crate) fn recover(&self, power_cut: bool) -> Result<()> {
         if power_cut {
             self.flash.expect_lost_maps();
         }
-        self.load_leftovers()?;
+        self.leftovers.load_leftovers()?;
         let (mut dirty, mut clean, mut dropped) = (0u64, 0u64, 0u64);
         let intents = self.flash.intents()?;
         let made_empty = self.flash.take_made_empty();
-        self.settle_removals();
+        self.ownership.settle_removals();
         let mut ours = HashSet::new();
         for (ino, record) in self.flash.all()? {
             let Some(record) = self.take_up_nameless(ino, record)? else {
@@ -119,18 +183,19 @@ impl CacheFs {
                 continue;
             }
             ours.extend(names_on_record(&record));
-            let file = match self.load(ino, Ino(0), &record) {
+            let file = match self.records.load(ino, Ino(0), &record) {
                 // Another one has its key, and got its name just now.
                 Err(Errno::ESTALE) => continue,
                 loaded => loaded?,
             };
             self.take_up_data(&file, power_cut, made_empty.contains(&ino))?;
             let is_removed = is_dirty
-                && (file.state.lock().record.removed || self.take_up_names(&file, &intents)?);
+                && (file.state.lock().record.removed
+                    || self.intents.take_up_names(&file, &intents)?);
             match is_dirty {
                 false => clean += 1,
                 true if is_removed => {
-                    if let Err(error) = self.unlink_kept(&file) {
+                    if let Err(error) = self.leftovers.unlink_kept(&file) {
                         tracing::warn!(%ino, %error, "a name of ours that a removed file had");
                     }
                     {
@@ -139,7 +204,7 @@ impl CacheFs {
                         state.gone = true;
                     }
                     self.space.dropped(file.ino);
-                    if let Err(error) = self.end_lost(&file) {
+                    if let Err(error) = self.leftovers.end_lost(&file) {
                         tracing::warn!(%ino, %error, "what is here of a removed file stays until the next start");
                     }
                     dropped += 1;
@@ -149,7 +214,7 @@ impl CacheFs {
                     if let Some(number) = self.number_at_data_server(&file) {
                         file.set_number(number);
                     }
-                    self.take_up_drain(&file);
+                    self.drainer.take_up(&file);
                     self.take_up(&file)?;
                 }
             }
@@ -157,7 +222,7 @@ impl CacheFs {
         if !intents.is_empty() {
             self.flash.save_intents(&[])?;
         }
-        self.take_up_leftovers(power_cut, &ours);
+        self.leftovers.take_up_leftovers(power_cut, &ours);
         if dirty + clean + dropped > 0 {
             tracing::info!(dirty, clean, dropped, power_cut, "cached files of the last server");
         }
@@ -171,15 +236,15 @@ impl CacheFs {
             file.state.lock().seen_bytes = 0;
         }
         if made_empty && self.is_taken_away(file, power_cut) {
-            self.note_lost(file);
+            self.losses.note_lost(file);
         }
-        if self.data_is_lost(file)? {
+        if self.losses.data_is_lost(file)? {
             return Ok(());
         }
         {
             let mut state = file.state.lock();
             if let Some(size) = state.record.truncating_to {
-                self.cut(file, &mut state, size)?;
+                self.data.cut(file, &mut state, size)?;
             }
         }
         self.drop_fresh(file)?;
@@ -194,7 +259,7 @@ impl CacheFs {
             let size = self.flash.stat(file.ino)?.size_bytes;
             file.state.lock().has_seen(size);
         }
-        self.give_old_room_back(file)
+        self.room_ahead.give_old_room_back(file)
     }
 
     /// A dirty file's object was not there. Before its first fsync a power cut may take it; all else is somebody's doing.
@@ -206,8 +271,8 @@ impl CacheFs {
     }
 
     /// A dirty file of the last server: in the list, with a node if the PFS lets us find it.
-    fn take_up(self: &Arc<Self>, file: &Arc<CacheFile>) -> Result<()> {
-        if !self.has_names() {
+    fn take_up(&self, file: &Arc<CacheFile>) -> Result<()> {
+        if !self.ownership.has_names() {
             return self.take_up_at_data_server(file);
         }
         let (path, writer) = {
@@ -215,7 +280,7 @@ impl CacheFs {
             (state.record.path.as_bytes().to_vec(), state.record.writer.clone())
         };
         let who = Who::server();
-        let found = self.walk(&path, &who).or_else(|_| self.walk(&path, &writer));
+        let found = self.inodes.walk(&path, &who).or_else(|_| self.inodes.walk(&path, &writer));
         if let Ok(ino) = found {
             let key = file.state.lock().record.key;
             if self.nodes.get(ino)?.key == key {
@@ -223,21 +288,21 @@ impl CacheFs {
                 drop(self.nodes.attach(ino, file.clone())?);
             }
             let mut state = file.state.lock();
-            self.list_dirty(file, &mut state);
+            self.dirty.list_dirty(file, &mut state);
             drop(state);
             drop(self.nodes.forget(ino, 1));
             return Ok(());
         }
         // Later, when it is looked up or drains by the path on record.
         let mut state = file.state.lock();
-        self.list_dirty(file, &mut state);
+        self.dirty.list_dirty(file, &mut state);
         Ok(())
     }
 
     /// The number of a file whose names are at another server. A drain that a kill cut may have brought it
     /// another key before the record had it.
     fn number_at_data_server(&self, file: &CacheFile) -> Option<Ino> {
-        if self.has_names() {
+        if self.ownership.has_names() {
             return None;
         }
         let state = file.state.lock();
@@ -252,7 +317,7 @@ impl CacheFs {
             drop(self.nodes.attach(ino, file.clone())?);
         }
         let mut state = file.state.lock();
-        self.list_dirty(file, &mut state);
+        self.dirty.list_dirty(file, &mut state);
         Ok(())
     }
 
@@ -261,17 +326,10 @@ impl CacheFs {
     fn drop_fresh(&self, file: &CacheFile) -> Result<()> {
         let mut state = file.state.lock();
         for block in state.map.take_fresh() {
-            self.punch(file, &(block..block + 1))?;
+            self.flash.punch(file.ino, &(block..block + 1))?;
             self.flash.write_map(file.ino, block, &[0])?;
         }
         Ok(())
-    }
-
-    /// Takes the data of blocks off flash.
-    pub(super) fn punch(&self, file: &CacheFile, blocks: &Range<u64>) -> Result<()> {
-        let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-        let length = (blocks.end - blocks.start) * BLOCK_BYTES;
-        self.flash.fallocate(file.ino, punch, blocks.start * BLOCK_BYTES, length)
     }
 
     /// Gives back what is on no map. A power cut can have left data of writes of which the map has nothing any more, or
@@ -283,7 +341,7 @@ impl CacheFs {
         let here = state.map.blocks().map(|(block, _)| block).filter(|block| *block < end);
         for block in here.chain([end]) {
             if from < block {
-                self.punch(file, &(from..block))?;
+                self.flash.punch(file.ino, &(from..block))?;
             }
             from = block + 1;
         }
@@ -305,7 +363,7 @@ impl CacheFs {
             self.punch_what_is_not_here(file, &state)?;
         }
         drop(state);
-        if let Err(error) = self.release_kept(file) {
+        if let Err(error) = self.leftovers.release_kept(file) {
             tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS");
         }
         Ok(())
@@ -375,5 +433,70 @@ impl CacheFs {
             );
         }
         Ok(())
+    }
+}
+
+impl Recovery {
+    /// Sees what the PFS's clock says, where it makes files without a name.
+    pub(crate) fn look_at_pfs_clock(&self) {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let made = self
+            .pfs
+            .open_at(b"", OFlags::PATH | OFlags::DIRECTORY)
+            .and_then(|dir| rustix::fs::openat(&dir, ".", flags, Mode::empty()).map_err(errno));
+        // Else it shows with the first change that is made there.
+        if let Ok(stat) = made.and_then(|file| self.pfs.stat_fd(file.as_fd())) {
+            self.clocks.stamped(stat.ctime);
+        }
+    }
+
+    /// At the start: a file that was made without a name has the one on record if the PFS has it there. Else nothing of it
+    /// is kept.
+    fn take_up_nameless(&self, ino: Ino, record: Record) -> Result<Option<Record>> {
+        if !record.nameless {
+            return Ok(Some(record));
+        }
+        if self.was_named(&record) {
+            let record = Record { nameless: false, ..record };
+            self.flash.save(ino, &record)?;
+            return Ok(Some(record));
+        }
+        self.flash.remove(ino, record.key)?;
+        self.flash.release(ino);
+        Ok(None)
+    }
+
+    fn was_named(&self, record: &Record) -> bool {
+        let path = record.path.as_bytes();
+        let look = |who: &Who| {
+            let _act = who.act()?;
+            self.pfs.stat(path)
+        };
+        match look(&Who::server()).or_else(|_| look(&record.writer)) {
+            _ if path.is_empty() => false,
+            Ok(stat) => stat.key == record.key,
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => false,
+            // Not known: nothing of it is given up.
+            Err(_) => true,
+        }
+    }
+
+    /// Looks which names were given that the last server was giving when it was killed.
+    pub(crate) fn settle_moves(&self) {
+        let mut moved = self.nodes.moved();
+        // A name may be in a directory that was being moved too.
+        for _ in 0..moved.len() {
+            moved.retain(|(ino, parent, name, key)| {
+                let Ok(path) = self.inodes.path_below((*parent, name)) else { return true };
+                let is_there = self.pfs.stat(&path).is_ok_and(|stat| {
+                    // Its data server may have put another inode there, which it has told before.
+                    stat.key == *key || self.nodes.number(stat.key) == Some(*ino)
+                });
+                if is_there {
+                    self.nodes.name(*ino, *parent, name);
+                }
+                !is_there
+            });
+        }
     }
 }

@@ -10,9 +10,8 @@
 //! It is given back at the last close, before a kernel gets the file for writing (which goes on behind the end without
 //! asking), and, of all files, before anybody is told that flash is full. A kill leaves it to the next start.
 //!
-//! Called by writes ([`super::write`]), closes and opens ([`super::open`]), [`super::space`], and the start.
+//! Called by writes ([`super::file_data`]), closes and opens ([`super::open`]), [`super::space`], and the start.
 
-use super::CacheFs;
 use super::file::{CacheFile, FileState};
 use super::flash::Flash;
 use super::space::WAIT;
@@ -33,7 +32,8 @@ const FILES_MAX: u64 = 64;
 const PAGE_BYTES: u64 = 4096;
 
 /// The files that have room ahead.
-pub(super) struct RoomAhead {
+pub(crate) struct RoomAhead {
+    flash: Arc<Flash>,
     files: Mutex<Vec<Weak<CacheFile>>>,
     /// Flash is memory in large pages: elsewhere the file system takes room ahead by itself, or it is no faster.
     is_worth_it: bool,
@@ -41,12 +41,12 @@ pub(super) struct RoomAhead {
 
 impl RoomAhead {
     /// Of a cache on this flash.
-    pub fn new(flash: &Flash) -> RoomAhead {
+    pub fn new(flash: &Arc<Flash>) -> RoomAhead {
         let is_worth_it = flash.objects().has_large_pages().unwrap_or_else(|error| {
             tracing::warn!(%error, "whether flash has large pages is not known: no room ahead of appends");
             false
         });
-        RoomAhead { files: Mutex::default(), is_worth_it }
+        RoomAhead { flash: flash.clone(), files: Mutex::default(), is_worth_it }
     }
 
     /// One more file, where another may have some.
@@ -76,17 +76,17 @@ fn wanted(state: &FileState, offset: u64, length: u64) -> Option<u64> {
     (appends && is_ours && end > state.room_until).then(|| end.next_multiple_of(STEP_BYTES))
 }
 
-impl CacheFs {
+impl RoomAhead {
     /// Takes room for a write, and for those that may come after it, where that is worth it. Which does without if there
     /// is none. With the file's `gate` held, shared.
-    pub(super) fn take_room_ahead(
+    pub(crate) fn take_room_ahead(
         &self,
         file: &Arc<CacheFile>,
         state: &mut FileState,
         offset: u64,
         length: u64,
     ) {
-        if !self.room_ahead.is_worth_it {
+        if !self.is_worth_it {
             return;
         }
         let Some(until) = wanted(state, offset, length) else { return };
@@ -96,7 +96,7 @@ impl CacheFs {
         };
         let most = (capacity / RESERVE_SHARE / STEP_BYTES).clamp(1, FILES_MAX);
         let free = capacity.saturating_sub(used).min(below);
-        if free < capacity / LOW_SHARE || !self.room_ahead.add(file, most) {
+        if free < capacity / LOW_SHARE || !self.add(file, most) {
             return;
         }
         let from = offset.next_multiple_of(PAGE_BYTES);
@@ -109,19 +109,19 @@ impl CacheFs {
 
     /// Gives back the room that a file has behind its end; the bytes that flash has more by it, and no others: who waits
     /// for room tries again for them, and does not wait for drains. What somebody is using keeps it.
-    pub(super) fn give_room_back(&self, file: &Arc<CacheFile>) -> Result<u64> {
+    pub(crate) fn give_room_back(&self, file: &Arc<CacheFile>) -> Result<u64> {
         if file.state.lock().room_until == 0 {
             return Ok(0);
         }
         // Nobody writes now: where the end is stays so.
         let Some(_gate) = file.gate.try_write_for(WAIT) else { return Ok(0) };
         let mut state = file.state.lock();
-        if state.record.whole || self.is_in_kernel(file, &mut state)? {
+        if state.record.whole || state.is_in_kernel(&self.flash, file)? {
             // It may be writing there.
             return Ok(0);
         }
         let until = std::mem::take(&mut state.room_until);
-        self.room_ahead.remove(file);
+        self.remove(file);
         if until == 0 || state.gone {
             return Ok(0);
         }
@@ -138,8 +138,8 @@ impl CacheFs {
     }
 
     /// Gives back the room that all files have; the bytes.
-    pub(super) fn give_all_room_back(&self) -> u64 {
-        let files: Vec<_> = self.room_ahead.files.lock().iter().filter_map(Weak::upgrade).collect();
+    pub(crate) fn give_all_room_back(&self) -> u64 {
+        let files: Vec<_> = self.files.lock().iter().filter_map(Weak::upgrade).collect();
         let mut bytes = 0;
         for file in files {
             match self.give_room_back(&file) {
@@ -153,8 +153,8 @@ impl CacheFs {
     }
 
     /// After a start: what a kill has left behind the end.
-    pub(super) fn give_old_room_back(&self, file: &Arc<CacheFile>) -> Result<()> {
-        if !self.room_ahead.is_worth_it {
+    pub(crate) fn give_old_room_back(&self, file: &Arc<CacheFile>) -> Result<()> {
+        if !self.is_worth_it {
             return Ok(());
         }
         let object = self.flash.stat(file.ino)?;

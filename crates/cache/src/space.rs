@@ -1,12 +1,25 @@
-//! Room on flash: what is evicted when it is needed ([`super::evict`] does it), and who waits.
+//! Room on flash: what is evicted when it is needed (`evict` does it), and who waits.
 //!
 //! Invariants: room that a fill was given is nobody else's until it is used. Which clean segment goes, and how much is
 //! kept free, is decided by `forebay_policy` ([`eviction`], [`room`]).
 
-use super::CacheFs;
-use super::evict::Went;
+mod ballast;
+mod evict;
+
+use super::counters::Counters;
+use super::drain::DrainList;
+use super::drain::dirty::DirtyFiles;
+use super::events::Events;
+use super::flash::Flash;
 use super::map::BLOCK_BYTES;
+use super::nodes::Nodes;
+use super::parts::Parts;
+use super::pfs::Pfs;
 use super::record::State;
+use super::record_store::RecordStore;
+use super::room_ahead::RoomAhead;
+use evict::Went;
+use forebay_activity::Activity;
 use forebay_policy::eviction::{self, Eviction, SEGMENT_BYTES};
 use forebay_policy::room::{
     self, Ahead, EVICT_MIN_BYTES, Headroom, LOOK_MOST, OUTRUN_FOR, ShortFills, Waiter,
@@ -16,6 +29,7 @@ use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -49,20 +63,6 @@ struct Left {
     kept: Vec<Segment>,
     /// Somebody used their files.
     in_use: Vec<Segment>,
-}
-
-/// Evicts what is clean of these; what really went. Who uses a file is waited for so long.
-fn evict_these(fs: &CacheFs, segments: Vec<Segment>, patience: Duration, left: &mut Left) -> u64 {
-    let mut went = 0;
-    for segment in segments {
-        match fs.evict_segment(segment.0, segment.1, patience) {
-            Ok(Went::Bytes(bytes)) => went += bytes,
-            Ok(Went::Stays) => left.kept.push(segment),
-            Ok(Went::InUse) => left.in_use.push(segment),
-            Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
-        }
-    }
-    went
 }
 
 /// Room that a fill was given, until what it fetched is on flash: meanwhile nobody else is given it.
@@ -102,11 +102,27 @@ pub(crate) struct Space {
     /// Pinned files are looked at in turn, from this one.
     pins_from: Mutex<Ino>,
     origin: Origin,
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    counters: Arc<Counters>,
+    activity: Arc<Activity>,
+    events: Arc<Events>,
+    drain_list: Arc<DrainList>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    room_ahead: Arc<RoomAhead>,
 }
 
 impl Space {
     /// Of a buffer of this capacity.
-    pub fn new(capacity: u64, origin: Origin) -> Space {
+    pub fn new(
+        parts: &Parts,
+        capacity: u64,
+        records: &Arc<RecordStore>,
+        dirty: &Arc<DirtyFiles>,
+        room_ahead: &Arc<RoomAhead>,
+    ) -> Space {
         Space {
             clean: Mutex::new(Eviction::new(capacity)),
             capacity: AtomicU64::new(capacity),
@@ -121,7 +137,17 @@ impl Space {
             full: Mutex::new(None),
             short_fills: Mutex::default(),
             pins_from: Mutex::new(Ino(0)),
-            origin,
+            origin: parts.origin,
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            counters: parts.counters.clone(),
+            activity: parts.activity.clone(),
+            events: parts.events.clone(),
+            drain_list: parts.drain_list.clone(),
+            records: records.clone(),
+            dirty: dirty.clone(),
+            room_ahead: room_ahead.clone(),
         }
     }
 
@@ -182,52 +208,52 @@ impl Space {
         self.served_until.lock().is_some_and(|until| self.now() < until)
     }
 
-    fn free(&self, fs: &CacheFs) -> Result<u64> {
-        let (used, capacity) = fs.flash.space()?;
+    fn free(&self) -> Result<u64> {
+        let (used, capacity) = self.flash.space()?;
         Ok(room::free_bytes(used, capacity, self.promised_bytes.load(Ordering::Acquire)))
     }
 
     /// True if enough is free or clean that a kernel may write without asking.
-    pub fn has_headroom(&self, fs: &CacheFs) -> bool {
+    pub fn has_headroom(&self) -> bool {
         if self.is_outrun() && self.clean_bytes() > 0 {
             return false;
         }
-        let free = self.free(fs).unwrap_or(0);
+        let free = self.free().unwrap_or(0);
         match room::headroom(free, self.clean_bytes(), self.capacity()) {
             Headroom::Free => true,
-            Headroom::Evict(bytes) => self.make_room(fs, bytes).is_ok(),
+            Headroom::Evict(bytes) => self.make_room(bytes).is_ok(),
             Headroom::None => false,
         }
     }
 
     /// True if writers would have to wait soon.
-    pub fn is_tight(&self, fs: &CacheFs) -> bool {
-        let bytes = (self.free(fs).unwrap_or(0), self.clean_bytes(), self.capacity());
-        room::is_tight(bytes, (fs.flash.files_in_all(), fs.drainer.count()))
+    pub fn is_tight(&self) -> bool {
+        let bytes = (self.free().unwrap_or(0), self.clean_bytes(), self.capacity());
+        room::is_tight(bytes, (self.flash.files_in_all(), self.drain_list.count()))
     }
 
     /// Makes room for `bytes` by evicting clean data; ENOSPC if there is not enough of it.
-    pub fn make_room(&self, fs: &CacheFs, bytes: u64) -> Result<()> {
-        self.make_room_and(fs, bytes, || ())
+    pub fn make_room(&self, bytes: u64) -> Result<()> {
+        self.make_room_and(bytes, || ())
     }
 
     /// The same; `taken` is called before anybody else looks at the room that is left.
-    fn make_room_and<T>(&self, fs: &CacheFs, bytes: u64, taken: impl Fn() -> T) -> Result<T> {
+    fn make_room_and<T>(&self, bytes: u64, taken: impl Fn() -> T) -> Result<T> {
         if self.credit.fetch_sub(bytes as i64, Ordering::AcqRel) >= bytes as i64 {
             return Ok(taken());
         }
         let _turn = self.turn.lock();
-        let mut free = self.free(fs)?;
+        let mut free = self.free()?;
         let mut waits = 0;
         while let Some(wanted) = room::to_evict(bytes, free) {
-            if self.evict(fs, wanted) == 0 {
+            if self.evict(wanted) == 0 {
                 // What was removed gives its room a moment later.
                 waits += 1;
-                if waits > COMING_WAITS_MAX || !fs.flash.wait_for_coming_room() {
+                if waits > COMING_WAITS_MAX || !self.flash.wait_for_coming_room() {
                     return Err(Errno::ENOSPC);
                 }
             }
-            free = self.free(fs)?;
+            free = self.free()?;
         }
         let credit = room::credit_bytes(free - bytes, self.capacity());
         self.credit.store(credit as i64, Ordering::Release);
@@ -236,35 +262,49 @@ impl Space {
 
     /// Room for a fill. A PFS answers late, and several fills that saw the same room would not all find it. ENOSPC as of
     /// [`Space::make_room`].
-    pub fn room_to_fill(&self, fs: &CacheFs, bytes: u64) -> Result<Room<'_>> {
+    pub fn room_to_fill(&self, bytes: u64) -> Result<Room<'_>> {
         let bytes =
-            if fs.flash.is_volatile() { bytes.next_multiple_of(LARGE_PAGE_BYTES) } else { bytes };
-        self.make_room_and(fs, bytes, || {
+            if self.flash.is_volatile() { bytes.next_multiple_of(LARGE_PAGE_BYTES) } else { bytes };
+        self.make_room_and(bytes, || {
             self.promised_bytes.fetch_add(bytes, Ordering::AcqRel);
             Room { space: self, bytes }
         })
     }
 
+    /// Evicts what is clean of these; what really went. Who uses a file is waited for so long.
+    fn evict_these(&self, segments: Vec<Segment>, patience: Duration, left: &mut Left) -> u64 {
+        let mut went = 0;
+        for segment in segments {
+            match self.evict_segment(segment.0, segment.1, patience) {
+                Ok(Went::Bytes(bytes)) => went += bytes,
+                Ok(Went::Stays) => left.kept.push(segment),
+                Ok(Went::InUse) => left.in_use.push(segment),
+                Err(error) => tracing::warn!(ino = %segment.0, %error, "cannot evict"),
+            }
+        }
+        went
+    }
+
     /// Evicts about this much; what really went. Only where nothing else goes, who uses a file is waited for, and the PFS is
     /// asked for files that are gone there.
-    fn evict(&self, fs: &CacheFs, wanted: u64) -> u64 {
-        let (mut went, mut left) = self.evict_at_once(fs, wanted);
+    fn evict(&self, wanted: u64) -> u64 {
+        let (mut went, mut left) = self.evict_at_once(wanted);
         if went == 0 {
             let mut in_use = std::mem::take(&mut left.in_use).into_iter();
             while went < wanted
                 && let Some(segment) = in_use.next()
             {
-                went += evict_these(fs, vec![segment], WAIT, &mut left);
+                went += self.evict_these(vec![segment], WAIT, &mut left);
             }
             left.in_use.extend(in_use);
         }
         if went == 0 {
-            went = fs.give_all_room_back();
+            went = self.room_ahead.give_all_room_back();
         }
         if went == 0 {
-            let void = self.end_void_pins(fs, &left.kept);
+            let void = self.end_void_pins(&left.kept);
             let free = left.kept.extract_if(.., |segment| void.contains(&segment.0)).collect();
-            went = evict_these(fs, free, WAIT, &mut left);
+            went = self.evict_these(free, WAIT, &mut left);
         }
         self.put_back(left);
         went
@@ -272,14 +312,14 @@ impl Space {
 
     /// Evicts about this much of what nobody uses; what really went, and what is to be put back. Waits neither for who uses
     /// a file, nor for the PFS.
-    fn evict_at_once(&self, fs: &CacheFs, wanted: u64) -> (u64, Left) {
+    fn evict_at_once(&self, wanted: u64) -> (u64, Left) {
         let (mut went, mut left) = (0, Left::default());
         while went < wanted {
             let segments = self.clean.lock().choose(wanted - went);
             if segments.is_empty() {
                 break;
             }
-            went += evict_these(fs, segments, Duration::ZERO, &mut left);
+            went += self.evict_these(segments, Duration::ZERO, &mut left);
         }
         (went, left)
     }
@@ -292,7 +332,7 @@ impl Space {
     }
 
     /// Where nothing else goes: ends pins of files that the PFS does not have any more. Which.
-    fn end_void_pins(&self, fs: &CacheFs, kept: &[Segment]) -> BTreeSet<Ino> {
+    fn end_void_pins(&self, kept: &[Segment]) -> BTreeSet<Ino> {
         let inos: BTreeSet<Ino> = kept.iter().map(|segment| segment.0).collect();
         let mut from = self.pins_from.lock();
         let in_turn = inos.range(*from..).chain(inos.range(..*from)).copied();
@@ -302,7 +342,7 @@ impl Space {
         }
         drop(from);
         let is_void = |ino: &Ino| {
-            fs.end_void_pin(*ino).unwrap_or_else(|error| {
+            self.end_void_pin(*ino).unwrap_or_else(|error| {
                 tracing::debug!(%ino, %error, "whether a pinned file is still on the PFS is not known");
                 false
             })
@@ -312,9 +352,9 @@ impl Space {
 
     /// Evicts something though there is room for data: for the sake of the metadata. ENOSPC if
     /// nothing can go.
-    pub fn evict_any(&self, fs: &CacheFs) -> Result<()> {
+    pub fn evict_any(&self) -> Result<()> {
         let _turn = self.turn.lock();
-        match self.evict(fs, EVICT_MIN_BYTES) {
+        match self.evict(EVICT_MIN_BYTES) {
             0 => Err(Errno::ENOSPC),
             _ => Ok(()),
         }
@@ -329,9 +369,9 @@ impl Space {
 
     /// Makes room for kernels that write, so that they meet a full flash only when what is there is dirty;
     /// then drains are asked for. Waits for nobody who may wait for a program or for the PFS. How long until the next look.
-    pub(super) fn keep_room(&self, fs: &CacheFs) -> Duration {
+    pub(super) fn keep_room(&self) -> Duration {
         let (mut ahead, capacity) = (self.ahead.lock(), self.capacity());
-        let (begun, free) = (self.now(), self.free(fs).unwrap_or(0));
+        let (begun, free) = (self.now(), self.free().unwrap_or(0));
         let clean_bytes = self.clean_bytes();
         ahead.looks(begun, free);
         if ahead.is_outrun(free, clean_bytes, capacity) {
@@ -348,15 +388,15 @@ impl Space {
         }
         let keep = room::keep(free, clean_bytes, ahead.low_bytes(capacity), capacity);
         if keep.press {
-            fs.drainer.pressure(true);
+            self.drain_list.pressure(true);
         }
         if let Some(bytes) = keep.evict_bytes {
             let _turn = self.turn.try_lock_for(TURN_MAX);
             let got_turn = self.now();
-            let (mut went_bytes, left) = self.evict_at_once(fs, bytes);
+            let (mut went_bytes, left) = self.evict_at_once(bytes);
             self.put_back(left);
             if went_bytes == 0 {
-                went_bytes = fs.give_all_room_back();
+                went_bytes = self.room_ahead.give_all_room_back();
             }
             let (waited, took) = (got_turn.since(begun), self.now().since(got_turn));
             if waited + took >= SLOW {
@@ -373,7 +413,7 @@ impl Space {
                 return LOOK_MOST;
             }
         }
-        let free = self.free(fs).unwrap_or(0);
+        let free = self.free().unwrap_or(0);
         let pause = room::look_pause(free, capacity);
         ahead.looked(begun, self.now(), free, pause);
         pause
@@ -382,20 +422,20 @@ impl Space {
     /// A write found no room in spite of the count. The first time others may have been faster; then what flash
     /// lies on is full of what is not ours: clean data goes, or drains are waited for. An error if neither can
     /// make room.
-    pub fn is_short(&self, fs: &CacheFs, met: &mut Waiter) -> Result<()> {
+    pub fn is_short(&self, met: &mut Waiter) -> Result<()> {
         self.credit.store(0, Ordering::Release);
-        if met.met_short() || self.evict_any(fs).is_ok() {
+        if met.met_short() || self.evict_any().is_ok() {
             return Ok(());
         }
-        self.flash_is_full(fs);
-        self.wait_for_drains(fs, met)
+        self.flash_is_full();
+        self.wait_for_drains(met)
     }
 
     /// Waits until a drain may have made something clean. An error if nothing can drain, and that at
     /// several looks in a row ([`Waiter::goes_on`]).
-    pub fn wait_for_drains(&self, fs: &CacheFs, met: &mut Waiter) -> Result<()> {
-        fs.drainer.pressure(true);
-        let hopeless = fs.is_hopeless();
+    pub fn wait_for_drains(&self, met: &mut Waiter) -> Result<()> {
+        self.drain_list.pressure(true);
+        let hopeless = self.dirty.is_hopeless();
         if !met.goes_on(hopeless.is_some())
             && let Some(errno) = hopeless
         {
@@ -408,15 +448,15 @@ impl Space {
 
     /// A fill of so many bytes found no room in spite of the count: writers were faster, or what flash lies on has less
     /// than the capacity. Clean data goes for the next one; where none can, fills pause. Not with a file's gate held.
-    pub fn fill_is_short(&self, fs: &CacheFs, bytes: u64) {
+    pub fn fill_is_short(&self, bytes: u64) {
         self.credit.store(0, Ordering::Release);
         // Of the file system itself: another fill may just have evicted what there was.
-        let has_some = || fs.flash.free_below().is_ok_and(|free| free >= bytes);
-        if self.evict_any(fs).is_ok() || fs.flash.wait_for_coming_room() || has_some() {
+        let has_some = || self.flash.free_below().is_ok_and(|free| free >= bytes);
+        if self.evict_any().is_ok() || self.flash.wait_for_coming_room() || has_some() {
             return;
         }
         if self.short_fills.lock().one_more(self.now()) {
-            self.flash_is_full(fs);
+            self.flash_is_full();
         }
     }
 
@@ -425,15 +465,15 @@ impl Space {
         self.short_fills.lock().takes_fills(self.now())
     }
 
-    fn flash_is_full(&self, fs: &CacheFs) {
-        if !fs.flash.is_shared() {
+    fn flash_is_full(&self) {
+        if !self.flash.is_shared() {
             // Of nobody else, so it is full of what has to drain.
             return;
         }
         let now = Instant::now();
         let mut full = self.full.lock();
         if full.is_none_or(|(_, told)| now - told >= TELL_FULL_EVERY) {
-            tracing::warn!(pfs = %fs.pfs_path().display(), "{FULL}");
+            tracing::warn!(pfs = %self.pfs.path().display(), "{FULL}");
             *full = Some((now, now));
         } else if let Some((last, _)) = &mut *full {
             *last = now;
@@ -448,25 +488,25 @@ impl Space {
 
     /// Waits until there is room for a write of the file `ino`: at the pace of the drain, if all is dirty. An error
     /// only if nothing can drain.
-    pub fn wait_for_room(&self, fs: &CacheFs, ino: Ino, bytes: u64) -> Result<()> {
-        match self.make_room(fs, bytes) {
+    pub fn wait_for_room(&self, ino: Ino, bytes: u64) -> Result<()> {
+        match self.make_room(bytes) {
             Err(Errno::ENOSPC) => {}
             other => return other,
         }
-        let begun = fs.activity.begin();
-        let waited = self.wait_until_there_is(fs, bytes);
-        fs.activity.end(begun, ActivityKind::Stall, ino, (0, bytes), Stall::Room as i64);
+        let begun = self.activity.begin();
+        let waited = self.wait_until_there_is(bytes);
+        self.activity.end(begun, ActivityKind::Stall, ino, (0, bytes), Stall::Room as i64);
         waited
     }
 
-    fn wait_until_there_is(&self, fs: &CacheFs, bytes: u64) -> Result<()> {
+    fn wait_until_there_is(&self, bytes: u64) -> Result<()> {
         let mut met = Waiter::default();
         loop {
             if room::is_too_large(bytes, self.capacity()) {
                 return Err(Errno::ENOSPC);
             }
-            self.wait_for_drains(fs, &mut met)?;
-            match self.make_room(fs, bytes) {
+            self.wait_for_drains(&mut met)?;
+            match self.make_room(bytes) {
                 Err(Errno::ENOSPC) => {}
                 other => return other,
             }
@@ -484,22 +524,22 @@ fn be_on_time() {
     }
 }
 
-impl CacheFs {
+impl Space {
     /// Keeps room while kernels write files themselves, until the buffer is closed.
-    pub(super) fn keep_room_for_kernels(&self) {
+    pub(crate) fn keep_room_for_kernels(&self) {
         be_on_time();
         loop {
-            let pause = (self.counters.kernel_writes() > 0).then(|| self.space.keep_room(self));
-            let mut waiting = self.space.waiting.lock();
-            if self.drainer.is_stopping() {
+            let pause = (self.counters.kernel_writes() > 0).then(|| self.keep_room());
+            let mut waiting = self.waiting.lock();
+            if self.drain_list.is_stopping() {
                 return;
             }
             match pause {
-                Some(pause) => drop(self.space.kernel_writes.wait_for(&mut waiting, pause)),
+                Some(pause) => drop(self.kernel_writes.wait_for(&mut waiting, pause)),
                 // Who lets a kernel write counts it, and then tells with this lock held.
                 None if self.counters.kernel_writes() == 0 => {
-                    self.space.ahead.lock().rests();
-                    self.space.kernel_writes.wait(&mut waiting);
+                    self.ahead.lock().rests();
+                    self.kernel_writes.wait(&mut waiting);
                 }
                 None => {}
             }
@@ -508,7 +548,7 @@ impl CacheFs {
 
     /// Ends the pin of a clean file that the PFS does not have any more by any name that is known; true if it did.
     fn end_void_pin(&self, ino: Ino) -> Result<bool> {
-        let Some(file) = self.loaded_or_load(ino)? else { return Ok(false) };
+        let Some(file) = self.records.loaded_or_load(ino)? else { return Ok(false) };
         let (key, path) = {
             let state = file.state.lock();
             let r = &state.record;

@@ -3,34 +3,43 @@
 //! Invariant: a tree is told to be durable only if no file below it is on the list of what has to drain,
 //! and a file leaves that list only after its drain is verified and on record.
 
-use super::CacheFs;
+use super::counters::Counters;
+use super::data_servers::Ownership;
+use super::drain::DrainList;
+use super::drain::dirty::DirtyFiles;
+use super::drain::policies::Policies;
 use super::file::CacheFile;
+use super::flash::Flash;
+use super::lost::Losses;
 use super::map::{BLOCK_BYTES, bits};
-use super::names::DRAIN_PREFIX;
+use super::nodes::Nodes;
+use super::notifier::Notifier;
+use super::parts::Parts;
 use super::paths::rooted;
-use super::pfs::{Key, PfsStat, errno};
+use super::pfs::{Key, Pfs, PfsStat};
+use super::pfs_inodes::PfsInodes;
+use super::pfs_leftovers::PfsLeftovers;
+use super::probe::Probe;
 use super::record::State;
+use super::record_store::RecordStore;
+use super::space::Space;
+use super::stack::Stack;
 use forebay_credentials::acting::Who;
 use forebay_policy::when::Policy;
 use forebay_proto::attr::FileKind;
-use forebay_proto::cache::{
-    CacheError, CacheList, CacheStatus, CachedFile, Keep, MAX_LISTED, MAX_PROBLEMS, TreeState,
-};
-use forebay_proto::control::{ControlError, PathBytes, Verify};
+use forebay_proto::cache::{CacheError, CachedFile, MAX_PROBLEMS, TreeState};
+use forebay_proto::control::{ControlError, Verify};
 use forebay_proto::{Caller, Errno, Ino, Result};
-use rustix::fs::OFlags;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Longest wait of who is told that all is on the PFS for mounts to hear of the drains' ends.
 const SHOWN_MAX: Duration = Duration::from_secs(2);
 
 /// A path from the mount's root as one below the PFS directory. EINVAL for one with `..`.
-fn below(path: &[u8]) -> Result<Vec<u8>> {
+pub(super) fn below(path: &[u8]) -> Result<Vec<u8>> {
     let parts: Vec<&[u8]> =
         path.split(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".").collect();
     match parts.contains(&&b".."[..]) {
@@ -50,9 +59,55 @@ pub fn why_not_invalidated(what: &str, path: &Path, errno: Errno) -> ControlErro
     ControlError::io(what, Some(path), &std::io::Error::from_raw_os_error(errno.0))
 }
 
-impl CacheFs {
-    fn describe(&self, file: &Arc<CacheFile>) -> Result<CachedFile> {
-        let object = self.object_unless_lost(file);
+/// Tells the state of files and trees.
+pub(crate) struct Status {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    counters: Arc<Counters>,
+    drain_list: Arc<DrainList>,
+    policies: Arc<Policies>,
+    notifier: Arc<Notifier>,
+    ownership: Arc<Ownership>,
+    inodes: Arc<PfsInodes>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    losses: Arc<Losses>,
+    leftovers: Arc<PfsLeftovers>,
+    probe: Probe,
+}
+
+impl Status {
+    pub fn new(parts: &Parts, stack: &Stack) -> Status {
+        Status {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            counters: parts.counters.clone(),
+            drain_list: parts.drain_list.clone(),
+            policies: parts.policies.clone(),
+            notifier: parts.notifier.clone(),
+            ownership: stack.ownership.clone(),
+            inodes: stack.inodes.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            space: stack.space.clone(),
+            losses: stack.losses.clone(),
+            leftovers: stack.leftovers.clone(),
+            probe: Probe::default(),
+        }
+    }
+
+    /// What is wrong with the PFS, in words.
+    pub fn pfs_error(&self) -> Option<String> {
+        self.probe.trouble(&self.pfs)
+    }
+}
+
+impl Status {
+    pub(crate) fn describe(&self, file: &Arc<CacheFile>) -> Result<CachedFile> {
+        let object = self.losses.object_unless_lost(file);
         let (is_lost, there) = (matches!(object, Ok(None)), object.ok().flatten());
         let draining = file.drain.is_locked();
         let path = self.nodes.path(file.number()).ok();
@@ -115,18 +170,18 @@ impl CacheFs {
     /// Ours, if what a path leads to on the PFS is not the file that it is in conflict with: theirs may have come by a
     /// rename, and is a clean file by itself.
     fn conflict_at(&self, path: &[u8]) -> Option<Arc<CacheFile>> {
-        if !self.had_conflict.load(Ordering::Acquire) {
+        if !self.records.had_conflict() {
             return None;
         }
         let is_it = |file: &Arc<CacheFile>| {
             let is_conflict = file.state.lock().record.state == State::Conflict;
             is_conflict && self.is_at(file, path)
         };
-        self.drainer.files().into_iter().find(is_it)
+        self.drain_list.files().into_iter().find(is_it)
     }
 
     /// State of a file by its number in the mount.
-    pub(super) fn file_state(&self, ino: Ino) -> Result<CachedFile> {
+    pub(crate) fn file_state(&self, ino: Ino) -> Result<CachedFile> {
         let state = self.own_state(ino)?;
         match state.state.as_str() {
             "clean" => match self.nodes.path(ino).ok().and_then(|path| self.conflict_at(&path)) {
@@ -143,20 +198,20 @@ impl CacheFs {
             return self.describe(file);
         }
         let path = self.nodes.path(ino).unwrap_or_default();
-        match self.find(known.key)? {
+        match self.records.find(known.key)? {
             Some(file) => {
                 file.set_number(ino);
                 self.describe(&self.nodes.attach(ino, file)?)
             }
             None => {
-                let stat = self.pfs.stat_fd(self.open_node(ino, &known.who)?.as_fd())?;
+                let stat = self.pfs.stat_fd(self.inodes.open_node(ino, &known.who)?.as_fd())?;
                 Ok(not_cached(&path, stat.size))
             }
         }
     }
 
     /// What the requester's path leads to on the PFS.
-    fn named(&self, caller: &Caller, path: &[u8]) -> Result<(Vec<u8>, PfsStat)> {
+    pub(crate) fn named(&self, caller: &Caller, path: &[u8]) -> Result<(Vec<u8>, PfsStat)> {
         let path = below(path)?;
         let who = Who::of(caller);
         let _act = who.act()?;
@@ -174,19 +229,19 @@ impl CacheFs {
     }
 
     /// Listed files at or below a path.
-    pub(super) fn listed_below(&self, path: &[u8]) -> Result<Vec<Arc<CacheFile>>> {
+    pub(crate) fn listed_below(&self, path: &[u8]) -> Result<Vec<Arc<CacheFile>>> {
         let is_below = |of: &[u8]| {
             path.is_empty()
                 || of.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
         };
-        let mut files = self.drainer.files();
+        let mut files = self.drain_list.files();
         if !path.is_empty() {
-            self.look_where(&files)?;
+            self.ownership.look_where(&files)?;
         }
         let named = self.key_of_a_name(path);
         files.retain(|file| {
             if named.is_some_and(|key| file.state.lock().record.key == key) {
-                self.is_also_at(file, path);
+                self.leftovers.is_also_at(file, path);
                 return true;
             }
             let paths = self.nodes.paths(file.number());
@@ -199,35 +254,18 @@ impl CacheFs {
         Ok(files)
     }
 
-    /// What is not on the PFS of a file or tree. A path that is not on the PFS is told of too, if
-    /// there is something for it here.
-    ///
-    /// Where nothing is left mounts have heard of it, unless one does not hear for [`SHOWN_MAX`]: who is told so and looks sees the
-    /// times that the drain gave.
-    pub fn tree_state(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
-        let below = below(path)?;
-        let files = self.listed_below(&below)?;
-        let tree = self.tree_of(caller, path, &below, &files)?;
-        if tree.is_durable() {
-            self.wait_until_shown(&files);
-        }
-        Ok(tree)
-    }
-
     /// Waits until mounts have heard of the ends of drains: of `files`, and of those that are listed no more.
-    fn wait_until_shown(&self, files: &[Arc<CacheFile>]) {
+    pub(crate) fn wait_until_shown(&self, files: &[Arc<CacheFile>]) {
         let until = Instant::now() + SHOWN_MAX;
         for file in files {
             drop(file.drain.try_lock_until(until));
         }
-        self.drainer.wait_for_ends(until);
-        if let Some(notify) = self.notify.read().clone() {
-            notify.wait_heard_within(until.saturating_duration_since(Instant::now()));
-        }
+        self.drain_list.wait_for_ends(until);
+        self.notifier.wait_until_heard(until);
     }
 
     /// What is not on the PFS of `files`, which are those below the path.
-    fn tree_of(
+    pub(crate) fn tree_of(
         &self,
         caller: &Caller,
         path: &[u8],
@@ -258,7 +296,7 @@ impl CacheFs {
             ..TreeState::default()
         };
         if below.is_empty() {
-            tree.policy = Some(self.policy_of(Ino::ROOT).to_string());
+            tree.policy = Some(self.policies.policy_of(Ino::ROOT).to_string());
         }
         let on_pfs_bytes = self.add_listed(&mut tree, caller, files)?;
         self.add_lost(&mut tree, caller, below);
@@ -283,7 +321,7 @@ impl CacheFs {
             && tree.file.is_none()
         {
             let ours = self.conflict_at(below);
-            tree.file = Some(match (ours, files.first(), self.find(stat.key)?) {
+            tree.file = Some(match (ours, files.first(), self.records.find(stat.key)?) {
                 (Some(file), ..) | (None, _, Some(file)) => self.describe(&file)?,
                 (None, Some(file), None) => self.describe(file)?,
                 (None, None, None) => not_cached(&path, stat.size),
@@ -293,7 +331,7 @@ impl CacheFs {
     }
 
     /// Adds files that have something that the PFS does not; how many bytes of that drains under way have written.
-    pub(super) fn add_listed(
+    pub(crate) fn add_listed(
         &self,
         tree: &mut TreeState,
         caller: &Caller,
@@ -330,7 +368,7 @@ impl CacheFs {
 
     /// Adds files that are lost with their servers.
     fn add_lost(&self, tree: &mut TreeState, caller: &Caller, below: &[u8]) {
-        for (lost, may_see) in self.lost_below(caller, below) {
+        for (lost, may_see) in self.ownership.lost_below(caller, below) {
             tree.files += 1;
             tree.failed += 1;
             if lost.path.as_bytes() == rooted(below).as_bytes() {
@@ -344,13 +382,17 @@ impl CacheFs {
 
     /// The policy that counts for a path.
     fn policy_at(&self, caller: &Caller, path: &[u8], stat: &PfsStat) -> Option<Policy> {
-        if !self.has_names() {
+        if !self.ownership.has_names() {
             return matches!(stat.kind(), FileKind::File | FileKind::Dir)
-                .then(|| self.policy_at_path(path));
+                .then(|| self.policies.policy_at_path(path));
         }
         let who = Who::of(caller);
-        let ino = self.walk(path, &who).or_else(|_| self.walk(path, &Who::server())).ok()?;
-        let policy = self.policy_of(ino);
+        let ino = self
+            .inodes
+            .walk(path, &who)
+            .or_else(|_| self.inodes.walk(path, &Who::server()))
+            .ok()?;
+        let policy = self.policies.policy_of(ino);
         drop(self.nodes.forget(ino, 1));
         matches!(stat.kind(), FileKind::File | FileKind::Dir).then_some(policy)
     }
@@ -372,216 +414,19 @@ impl CacheFs {
             || Who::of(caller).act().is_ok_and(|_act| self.pfs.stat(&path).is_ok())
     }
 
-    /// State of the cache as a whole.
-    pub fn cache_status(&self) -> CacheStatus {
-        let [hit_bytes, filled_bytes, written_bytes, evicted_bytes, _] = self.counters.bytes();
-        let [miss_bytes, ..] = self.counters.reads();
-        CacheStatus {
-            pfs: PathBytes::new(self.pfs.path().as_os_str().as_bytes()),
-            pfs_error: self.probe.trouble(&self.pfs),
-            flash_error: self.flash_error(),
-            tree: self.whole_tree(),
-            hit_bytes,
-            miss_bytes,
-            filled_bytes,
-            written_bytes,
-            evicted_bytes,
-            rate_limit_bytes_per_s: self.drainer.rate(),
-        }
-    }
-
     /// What is wrong with flash, in words: it takes no changes any more, or others fill it.
-    fn flash_error(&self) -> Option<String> {
+    pub(crate) fn flash_error(&self) -> Option<String> {
         self.flash.fault().or_else(|| self.space.trouble().map(String::from))
     }
 
     /// What is not on the PFS of all; never less than is known.
-    pub(super) fn whole_tree(&self) -> TreeState {
+    pub(crate) fn whole_tree(&self) -> TreeState {
         let listed = self.listed_below(b"");
         let tree = listed.and_then(|files| self.tree_of(&Caller::root(), b"/", b"", &files));
         tree.unwrap_or_else(|error| {
             tracing::warn!(%error, "where all files are cannot be told");
-            TreeState { files: self.dirty_files(), ..TreeState::default() }
+            TreeState { files: self.dirty.count(), ..TreeState::default() }
         })
-    }
-
-    /// Names in a directory, for who may list it.
-    pub fn list_of(&self, caller: &Caller, path: &[u8], after: &[u8]) -> Result<CacheList> {
-        let (path, stat) = self.named(caller, path)?;
-        if stat.kind() != FileKind::Dir {
-            return Ok(CacheList {
-                is_file: stat.kind() == FileKind::File,
-                ..CacheList::default()
-            });
-        }
-        let who = Who::of(caller);
-        let _act = who.act()?;
-        let dir = self.pfs.open_at(&path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&dir).map_err(errno)? {
-            let entry = entry.map_err(errno)?;
-            let name = entry.file_name().to_bytes();
-            let hidden = name == b"." || name == b".." || name.starts_with(DRAIN_PREFIX);
-            if hidden || name <= after {
-                continue;
-            }
-            match self.pfs.stat_at(dir.as_fd(), name).map(|stat| stat.kind()) {
-                Ok(FileKind::Dir) => names.push((PathBytes::new(name), true)),
-                Ok(FileKind::File) => names.push((PathBytes::new(name), false)),
-                _ => {}
-            }
-        }
-        names.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
-        let is_all = names.len() <= MAX_LISTED;
-        names.truncate(MAX_LISTED);
-        Ok(CacheList { is_file: false, names, is_all })
-    }
-
-    /// Drains a file or tree now.
-    pub fn flush(&self, caller: &Caller, path: &[u8]) -> Result<TreeState> {
-        let files = self.listed_below(&below(path)?)?;
-        // What was mapped may be so no more: who asks waits for what is open.
-        self.mapped.look(&files);
-        self.drainer.ask(&files);
-        self.tree_state(caller, path)
-    }
-
-    /// The cached file that a requester's path leads to, and the right to have it changed. Where another
-    /// server is its data server: what this one has of it, nothing.
-    fn cached(
-        &self,
-        caller: &Caller,
-        path: &[u8],
-        owner_only: bool,
-    ) -> Result<std::result::Result<Arc<CacheFile>, CachedFile>> {
-        let (path, stat) = self.named(caller, path)?;
-        if stat.kind() != FileKind::File {
-            return Err(Errno::EISDIR);
-        }
-        let who = Who::of(caller);
-        if owner_only && who.uid != 0 && who.uid != stat.uid {
-            return Err(Errno::EPERM);
-        }
-        let Some(ino) = self.walk_to_file(&path, &who)? else {
-            return Ok(Err(not_cached(&path, stat.size)));
-        };
-        let file = self.attach(ino, &stat, &who);
-        // Only while somebody else needs the node.
-        drop(self.nodes.forget(ino, 1));
-        file.map(Ok)
-    }
-
-    /// Fetches a file whole.
-    pub fn warm(&self, caller: &Caller, path: &[u8]) -> Result<CachedFile> {
-        let file = match self.cached(caller, path, false)? {
-            Ok(file) => file,
-            Err(elsewhere) => return Ok(elsewhere),
-        };
-        {
-            let _meta = file.meta.lock();
-            let (path, stat) = self.named(caller, path)?;
-            let who = Who::of(caller);
-            let source = {
-                let _act = who.act()?;
-                let key = file.state.lock().record.key;
-                self.pfs.open_file(&path, key, rustix::fs::OFlags::RDONLY)?.0
-            };
-            self.revalidate(&file, &stat)?;
-            if file.state.lock().is_lost() {
-                return Err(Errno::EIO);
-            }
-            file.set_source(Some(Arc::new(source)));
-        }
-        let fetched = self.fetch_all(&file);
-        if file.state.lock().opens == 0 {
-            file.set_source(None);
-        }
-        fetched?;
-        self.describe(&file)
-    }
-
-    /// Keeps a file from being evicted, or not any more.
-    pub fn pin(&self, caller: &Caller, path: &[u8], on: bool) -> Result<CachedFile> {
-        let file = match self.cached(caller, path, true)? {
-            Ok(file) => file,
-            Err(elsewhere) => return Ok(elsewhere),
-        };
-        file.state.lock().save(&self.flash, &file, |record| record.pinned = on)?;
-        self.describe(&file)
-    }
-
-    /// Forgets what is clean of a file. EBUSY while a kernel has it open itself or it is dirty.
-    pub fn invalidate(&self, caller: &Caller, path: &[u8]) -> Result<CachedFile> {
-        let file = match self.cached(caller, path, true)? {
-            Ok(file) => file,
-            Err(elsewhere) => return Ok(elsewhere),
-        };
-        self.wait_closed(&file, true)?;
-        let _meta = file.meta.lock();
-        let (_, stat) = self.named(caller, path)?;
-        {
-            let state = file.state.lock();
-            if state.record.is_dirty() || state.locals > 0 {
-                return Err(Errno::EBUSY);
-            }
-        }
-        self.take_base(&file, &stat)?;
-        self.describe(&file)
-    }
-
-    /// Ends a conflict, or the wait for what was lost: with a server, or on flash.
-    pub fn resolve(&self, caller: &Caller, path: &[u8], keep: Keep) -> Result<TreeState> {
-        let below = below(path)?;
-        if keep == Keep::Theirs && self.give_up_lost(caller, &below)? {
-            return self.tree_state(caller, path);
-        }
-        let file = match self.in_conflict(&below) {
-            Err(Errno::ENOENT) => {
-                return Err(self.named(caller, path).err().unwrap_or(Errno::EINVAL));
-            }
-            found => found?,
-        };
-        let uid = file.state.lock().record.writer.uid;
-        if caller.uid != 0 && caller.uid != uid {
-            return Err(Errno::EPERM);
-        }
-        self.end_conflict(&file, keep, &below)?;
-        match self.tree_state(caller, path) {
-            Err(Errno::ENOENT) => Ok(TreeState::default()),
-            other => other,
-        }
-    }
-
-    /// The file in conflict or lost at a path, or the only one below it. ENOENT: nothing there is dirty; EINVAL: nothing is
-    /// in conflict or lost; ENOTEMPTY: several files are.
-    fn in_conflict(&self, below: &[u8]) -> Result<Arc<CacheFile>> {
-        let mut files = self.listed_below(below)?;
-        if files.is_empty() {
-            return Err(Errno::ENOENT);
-        }
-        files.retain(|file| {
-            let is_lost = self.data_is_lost(file).unwrap_or(false);
-            is_lost || file.state.lock().record.state == State::Conflict
-        });
-        // A directory may have the name that the file had; and several files may have had it: one after the other.
-        let is_it = |file: &&Arc<CacheFile>| {
-            let recorded = file.state.lock().record.path.as_bytes() == below;
-            recorded || self.nodes.paths(file.number()).iter().any(|path| path == below)
-        };
-        match &files[..] {
-            [] => Err(Errno::EINVAL),
-            [file] => Ok(file.clone()),
-            several => several.iter().find(is_it).cloned().ok_or(Errno::ENOTEMPTY),
-        }
-    }
-
-    /// Limits the drain; 0 = not. At a server it stays so after a restart. For who may end the mount.
-    pub fn set_rate(&self, bytes_per_s: u64) -> Result<()> {
-        if self.options.served.is_some() {
-            self.flash.save_drain_rate(bytes_per_s)?;
-        }
-        self.drainer.set_rate(bytes_per_s);
-        Ok(())
     }
 }
 

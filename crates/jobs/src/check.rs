@@ -8,6 +8,7 @@
 
 use crate::problem::printable_bytes;
 use crate::request::{JobRequest, StageRequest, script_path};
+use forebay_fstab::FSTAB;
 use forebay_proto::control::StageKind;
 use forebay_proto::size::format_bytes;
 use rustix::fs::{Access, AtFlags, CWD};

@@ -292,7 +292,7 @@ impl Server {
     pub fn activity_page(&self, after: Option<u64>) -> ActivityPage {
         let mut page = self.activity.read(after);
         if let Some(cache) = &self.cache {
-            page.names = cache.names_of(page.rows.iter().map(|row| Ino(row.1)));
+            page.names = cache.mounts().names_of(page.rows.iter().map(|row| Ino(row.1)));
         }
         forebay_activity::stamp(&mut page, forebay_net::node::host_name());
         page
@@ -338,7 +338,7 @@ impl Server {
     pub fn lost(&self, who: &Caller, from: Option<LostCursor>) -> Result<LostPage, Errno> {
         match &self.over {
             Some(over) => lost::page(over, who, from.unwrap_or_default()),
-            None if let Some(cache) = &self.cache => cache.lost(who, from),
+            None if let Some(cache) = &self.cache => cache.ownership().lost(who, from),
             None => Ok(LostPage::default()),
         }
     }

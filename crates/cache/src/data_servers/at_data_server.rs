@@ -1,19 +1,15 @@
 //! A data server that does not have the names: files that it takes from the metadata server, where they are
 //! now, and what it hears of their names.
 
-use super::super::CacheFs;
+use super::super::data_servers::Ownership;
 use super::super::file::CacheFile;
 use super::super::nodes::Whereabouts;
-use super::super::pfs::{Key, proc_path};
-use super::messages::{LinkChange, Request, Response};
+use super::super::pfs::Key;
+use super::messages::{Request, Response};
 use super::{DataServers, FILES_MAX, NAMES, PATIENCE};
-use forebay_credentials::acting::Who;
-use forebay_policy::when::Policy;
-use forebay_proto::attr::{Attr, FileKind};
-use forebay_proto::{Caller, Errno, Ino, Result};
-use rustix::fs::{Mode, OFlags};
+use forebay_proto::{Errno, Ino, Result};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,45 +30,9 @@ pub(crate) enum NowAt {
     Removed,
 }
 
-impl CacheFs {
-    /// Takes references to files that names led to, with their attributes now. `as_user`: only what this user
-    /// can reach. `to_write`: they will be opened for writing.
-    pub fn take(
-        &self,
-        inos: &[Ino],
-        as_user: Option<&Caller>,
-        to_write: bool,
-    ) -> Vec<Result<Attr>> {
-        if let Err(error) = self.know(inos, to_write) {
-            return inos.iter().map(|_| Err(error)).collect();
-        }
-        inos.iter().map(|ino| self.take_known(*ino, as_user)).collect()
-    }
-
-    fn take_known(&self, ino: Ino, as_user: Option<&Caller>) -> Result<Attr> {
-        if !self.nodes.reference(ino) {
-            return Err(Errno::ESTALE);
-        }
-        let reached = as_user.map_or(Ok(()), |user| self.open_node(ino, &Who::of(user)).map(drop));
-        reached.and_then(|()| self.attr_to_take(ino)).inspect_err(|_| {
-            drop(self.nodes.forget(ino, 1));
-        })
-    }
-
-    fn attr_to_take(&self, ino: Ino) -> Result<Attr> {
-        let stat = self.pfs.stat_fd(self.open_node_any(ino)?.as_fd())?;
-        if stat.nlink == 0 {
-            return Err(Errno::ESTALE);
-        }
-        let file = match self.nodes.get(ino)?.file {
-            None => self.dirty_by_key(ino, stat.key)?,
-            file => file,
-        };
-        self.attr_of(ino, &stat, file.as_ref())
-    }
-
+impl Ownership {
     /// There are nodes of these files, as far as they have names.
-    fn know(&self, inos: &[Ino], to_write: bool) -> Result<()> {
+    pub(super) fn know(&self, inos: &[Ino], to_write: bool) -> Result<()> {
         let Some(data_servers) = self.at_data_server() else { return Ok(()) };
         let unknown: Vec<Ino> =
             inos.iter().copied().filter(|ino| self.nodes.get(*ino).is_err()).collect();
@@ -122,16 +82,16 @@ impl CacheFs {
             let question = Request::Start { start: data_servers.start, inos: part.to_vec(), last };
             match data_servers.ask_patiently(NAMES, &question, patience) {
                 Ok(Response::Policies(list)) => {
-                    if let Err(error) = self.policies.replace(&self.flash, list) {
+                    if let Err(error) = self.policies.replace(list) {
                         tracing::warn!(%error, "policies of directories are not known here");
                     }
                 }
                 _ => return false,
             }
         }
-        self.drainer.watch(self.policies.watch());
+        self.drain_list.watch(self.policies.watch());
         *told = true;
-        if !self.drainer.is_held() {
+        if !self.drain_list.is_held() {
             // Mounts were back before this was told.
             self.look_what_is_clean();
         }
@@ -139,7 +99,7 @@ impl CacheFs {
     }
 
     /// True when all of it is told, or the metadata server is gone for good.
-    pub(super) fn tell_let_go(&self, data_servers: &DataServers) -> bool {
+    pub(crate) fn tell_let_go(&self, data_servers: &DataServers) -> bool {
         if !self.tell_start(data_servers, Duration::ZERO) {
             return data_servers.is_lost(NAMES);
         }
@@ -156,12 +116,7 @@ impl CacheFs {
     }
 
     /// Asks where a file is that is not where it was. Errors: the metadata server is away.
-    pub(in super::super) fn look_again(
-        &self,
-        ino: Ino,
-        key: Key,
-        patience: Duration,
-    ) -> Result<NowAt> {
+    pub(crate) fn look_again(&self, ino: Ino, key: Key, patience: Duration) -> Result<NowAt> {
         let Some(data_servers) = self.at_data_server() else { return Ok(NowAt::AsBefore) };
         let question = Request::Where(vec![(ino, key)]);
         let told = match data_servers.ask_patiently(NAMES, &question, patience) {
@@ -181,7 +136,7 @@ impl CacheFs {
     }
 
     /// The same for a node that a call is about: true if it is worth to look once more.
-    pub(in super::super) fn is_worth_another_look(&self, ino: Ino) -> bool {
+    pub(crate) fn is_worth_another_look(&self, ino: Ino) -> bool {
         if self.at_data_server().is_none() {
             return false;
         }
@@ -198,7 +153,7 @@ impl CacheFs {
 
     /// A last name is gone, and this data server is about to be told so: who knows the number opens the inode that is
     /// held since before. False if none is.
-    fn hold_removed(&self, ino: Ino) -> bool {
+    pub(super) fn hold_removed(&self, ino: Ino) -> bool {
         let Some(data_servers) = self.at_data_server() else { return false };
         let held = data_servers.leaving.lock().get(&ino).and_then(|fd| fd.try_clone().ok());
         let is_held = held.is_some();
@@ -208,8 +163,23 @@ impl CacheFs {
         is_held
     }
 
+    /// An inode of a file that is about to lose a name is held until that is heard of.
+    pub(super) fn hold_leaving(&self, ino: Ino, held: OwnedFd) {
+        let Some(data_servers) = &self.data_servers else { return };
+        let mut leaving = data_servers.leaving.lock();
+        if leaving.len() >= LEAVING_MAX {
+            leaving.clear();
+        }
+        leaving.insert(ino, held);
+    }
+
+    /// What is held of it.
+    pub(super) fn take_leaving(&self, ino: Ino) -> Option<OwnedFd> {
+        self.data_servers.as_ref()?.leaving.lock().remove(&ino)
+    }
+
     /// A drain has put another inode under the name of a file that may be about to lose it.
-    pub(in super::super) fn holds_another(&self, file: &CacheFile, inode: &File) {
+    pub(crate) fn holds_another(&self, file: &CacheFile, inode: &File) {
         let Some(data_servers) = self.at_data_server() else { return };
         let mut leaving = data_servers.leaving.lock();
         if let Some(held) = leaving.get_mut(&file.number())
@@ -220,7 +190,7 @@ impl CacheFs {
     }
 
     /// Files whose paths people are to be told: where they are now.
-    pub(in super::super) fn look_where(&self, files: &[Arc<CacheFile>]) -> Result<()> {
+    pub(crate) fn look_where(&self, files: &[Arc<CacheFile>]) -> Result<()> {
         let Some(data_servers) = self.at_data_server() else { return Ok(()) };
         for some in files.chunks(FILES_MAX) {
             let of = |file: &Arc<CacheFile>| (file.number(), file.state.lock().record.key);
@@ -242,12 +212,7 @@ impl CacheFs {
 
     /// The PFS inode of a file is `keep` from now on, and perhaps `also`: known where the names are when
     /// this returns.
-    pub(in super::super) fn tell_keys(
-        &self,
-        file: &CacheFile,
-        keep: Key,
-        also: Option<Key>,
-    ) -> Result<()> {
+    pub(crate) fn tell_keys(&self, file: &CacheFile, keep: Key, also: Option<Key>) -> Result<()> {
         let Some(data_servers) = self.at_data_server() else { return Ok(()) };
         let question = Request::Keys { ino: file.number(), keep, also };
         match data_servers.ask(NAMES, &question) {
@@ -259,116 +224,10 @@ impl CacheFs {
 
     /// At the start: waits for the metadata server. That may be waiting to be started until this one is:
     /// however much there is to ask it, the start waits only once.
-    pub(in super::super) fn wait_for_names(&self) {
+    pub(crate) fn wait_for_names(&self) {
         if let Some(data_servers) = self.at_data_server() {
             let left = data_servers.start_until.saturating_duration_since(Instant::now());
             let _known = data_servers.ask_patiently(NAMES, &Request::Where(Vec::new()), left);
         }
-    }
-
-    /// The number of a file of this data server that a path leads to for a requester, referenced; `None` if another
-    /// server is its data server.
-    pub(in super::super) fn walk_to_file(&self, path: &[u8], who: &Who) -> Result<Option<Ino>> {
-        let Some(data_servers) = self.at_data_server() else {
-            let ino = self.walk(path, who)?;
-            if self.is_elsewhere(ino, self.nodes.get(ino)?.kind) {
-                drop(self.nodes.forget(ino, 1));
-                return Ok(None);
-            }
-            return Ok(Some(ino));
-        };
-        let question = Request::Resolve { path: path.to_vec(), who: who.clone() };
-        match data_servers.ask_patiently(NAMES, &question, PATIENCE)? {
-            Response::Resolved(ino, FileKind::File) if ino.shard() == data_servers.mine() => {
-                self.know(&[ino], false)?;
-                match self.nodes.reference(ino) {
-                    true => Ok(Some(ino)),
-                    false => Err(Errno::ESTALE),
-                }
-            }
-            Response::Resolved(..) => Ok(None),
-            Response::Failed(errno) => Err(Errno(errno)),
-            _ => Err(Errno::EPROTO),
-        }
-    }
-
-    /// The policy of the nearest directory above a path that has one: where there are no nodes of directories.
-    pub(in super::super) fn policy_at_path(&self, path: &[u8]) -> Policy {
-        let above =
-            path.iter().enumerate().rev().filter(|(_, b)| **b == b'/').map(|(at, _)| &path[..at]);
-        let dirs = std::iter::once(path).chain(above).chain([&b""[..]]);
-        self.policies.of(dirs.filter_map(|dir| self.pfs.stat(dir).ok()).map(|stat| stat.key))
-    }
-
-    /// A name of a file is about to go on the PFS: what is open of it, or has to drain, holds its inode.
-    /// One that is not known may be taken by a mount before it goes.
-    pub(super) fn keep_leaving(&self, data_servers: &DataServers, ino: Ino) {
-        if self.know(&[ino], false).is_err() {
-            return;
-        }
-        let Ok(node) = self.open_node_any(ino) else { return };
-        if self.pfs.renames_what_is_held() && !self.is_held_on_nfs(ino, &node) {
-            return;
-        }
-        let path = proc_path(node.as_fd(), b"");
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let readable = rustix::fs::open(&path[..], flags, Mode::empty());
-        let held: OwnedFd = readable.unwrap_or(node);
-        let mut leaving = data_servers.leaving.lock();
-        if leaving.len() >= LEAVING_MAX {
-            leaving.clear();
-        }
-        leaving.insert(ino, held);
-    }
-
-    /// True for what somebody has open, and for what has to drain and has other names. Anything else that is held while its
-    /// name goes, NFS would rename.
-    fn is_held_on_nfs(&self, ino: Ino, node: &OwnedFd) -> bool {
-        let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else {
-            return false;
-        };
-        let has_others = || self.pfs.stat_fd(node.as_fd()).is_ok_and(|stat| stat.nlink > 1);
-        file.is_in_use() || (file.is_dirty() && has_others())
-    }
-
-    /// Something happened to names of a file.
-    pub(crate) fn left(&self, left: &LinkChange) -> Result<()> {
-        let Some(data_servers) = self.at_data_server() else { return Err(Errno::EPROTO) };
-        let heard = self.heard_of(data_servers, left);
-        // Perhaps nobody else needs its node.
-        drop(self.nodes.forget(left.ino, 0));
-        heard
-    }
-
-    fn heard_of(&self, data_servers: &DataServers, left: &LinkChange) -> Result<()> {
-        if left.removed {
-            // Before anything else says so: nobody who knows the number finds neither name nor inode.
-            self.hold_removed(left.ino);
-        }
-        let held = data_servers.leaving.lock().remove(&left.ino);
-        let known = self.nodes.get(left.ino).ok();
-        let key = known.as_ref().map_or(left.key, |known| known.key);
-        let file = match known.and_then(|known| known.file) {
-            Some(file) => Some(file),
-            None => self.find(key)?,
-        };
-        if left.removed {
-            if let Some(file) = &file {
-                let _meta = file.meta.lock();
-                self.lose(file)?;
-            }
-            self.nodes.set_paths(left.ino, &[]);
-            return Ok(());
-        }
-        self.nodes.set_paths(left.ino, &left.paths);
-        let Some(file) = file else { return Ok(()) };
-        let _meta = file.meta.lock();
-        if let Some((before, after)) = &left.change {
-            self.follow_own_change(&file, before, after)?;
-        }
-        if let Some(held) = held.filter(|_| left.gone.is_some()) {
-            *file.inode.lock() = Some(Arc::new(held)).filter(|_| file.is_dirty());
-        }
-        Ok(())
     }
 }

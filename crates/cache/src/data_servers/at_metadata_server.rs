@@ -1,7 +1,6 @@
 //! The metadata server: what it tells data servers about changes of names, and what it settles with them.
 
-use super::super::CacheFs;
-use super::super::names::{At, Leaving};
+use super::super::data_servers::Ownership;
 use super::super::pfs::{Key, PfsStat};
 use super::super::record::Base;
 use super::messages::{LinkChange, Request, Response, data_server_of};
@@ -11,9 +10,8 @@ use forebay_proto::attr::FileKind;
 use forebay_proto::{Errno, Ino, Result, ShardId};
 use parking_lot::RwLockReadGuard;
 use std::collections::HashSet;
-use std::os::fd::AsFd;
 
-impl CacheFs {
+impl Ownership {
     /// True if another server is the file's data server.
     pub fn is_elsewhere(&self, ino: Ino, kind: FileKind) -> bool {
         self.data_servers.is_some() && self.nodes.is_elsewhere(ino, kind)
@@ -26,7 +24,7 @@ impl CacheFs {
     }
 
     /// Its data server is to hold what must not go with a name of it. One that is away has nothing open.
-    pub(in super::super) fn tell_leaving(&self, ino: Ino) {
+    pub(crate) fn tell_leaving(&self, ino: Ino) {
         let Some(data_servers) = &self.data_servers else { return };
         if let Err(error) =
             data_servers.ask_about_change(data_server_of(ino), &Request::Leaving(ino))
@@ -36,7 +34,7 @@ impl CacheFs {
     }
 
     /// Its data server hears what happened to its names. What it must hear, it hears later if it is away now.
-    pub(in super::super) fn tell_left(&self, left: LinkChange) {
+    pub(crate) fn tell_left(&self, left: LinkChange) {
         let Some(data_servers) = &self.data_servers else { return };
         let ino = left.ino;
         let heard =
@@ -63,7 +61,7 @@ impl CacheFs {
     }
 
     /// What a data server is told of a name that was made or moved.
-    pub(in super::super) fn touched(
+    pub(crate) fn touched(
         &self,
         client: u64,
         ino: Ino,
@@ -85,50 +83,12 @@ impl CacheFs {
     }
 
     /// While names are changed on the PFS and in the table of nodes, data servers are not told where files are.
-    pub(in super::super) fn changing_names(&self) -> Option<RwLockReadGuard<'_, ()>> {
+    pub(crate) fn changing_names(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.data_servers.as_ref().map(|data_servers| data_servers.renaming.read_recursive())
     }
 
-    /// Removes a name of a file whose data server is another server; what that one is to hear of it.
-    pub(in super::super) fn with_leaving_elsewhere(
-        &self,
-        leaving: &Leaving<'_>,
-        (parent, name): At<'_>,
-        remove: impl FnOnce() -> Result<()>,
-    ) -> Result<LinkChange> {
-        let ino = leaving.node.as_ref().map(|node| node.ino).ok_or(Errno::ESTALE)?;
-        if leaving.last {
-            self.nodes.removing(ino);
-        }
-        forebay_failpoint::step("a name of a file elsewhere is going");
-        if let Err(error) = remove() {
-            if leaving.last {
-                self.nodes.settled(ino);
-            }
-            return Err(error);
-        }
-        forebay_failpoint::step("a name of a file elsewhere has gone");
-        let after = leaving.inode.as_ref().and_then(|fd| self.pfs.stat_fd(fd.as_fd()).ok());
-        self.nodes.unname(ino, parent, name);
-        if leaving.last {
-            self.nodes.removed(ino);
-        }
-        forebay_failpoint::step("its data server is to hear of it");
-        let gone = Some((parent, name));
-        let left = self.touched(leaving.client, ino, &leaving.stat, after.as_ref(), gone);
-        Ok(LinkChange { removed: leaving.last, ..left })
-    }
-
-    /// What the data server of a file that got another name is to hear. The kernel of who renamed it knows; others
-    /// look the old name up again.
-    pub(in super::super) fn moved_elsewhere(&self, moved: &Leaving<'_>) -> Option<LinkChange> {
-        let node = moved.node.as_ref().filter(|_| moved.is_elsewhere())?;
-        let after = self.pfs.stat_fd(moved.inode.as_ref()?.as_fd()).ok();
-        Some(self.touched(moved.client, node.ino, &moved.stat, after.as_ref(), None))
-    }
-
     /// Tells data servers of files without a name of which they have not heard. True when all have heard of all.
-    pub(super) fn tell_removed(&self, data_servers: &DataServers) -> bool {
+    pub(crate) fn tell_removed(&self, data_servers: &DataServers) -> bool {
         let mut deaf = HashSet::new();
         for (ino, key) in self.nodes.removed_unheard() {
             let data_server = data_server_of(ino);
@@ -155,7 +115,7 @@ impl CacheFs {
 
     /// What the last server believed that a data server has, it may not have. And it hears the policies. True when
     /// that is done.
-    pub(super) fn settle_with(&self, data_servers: &DataServers, data_server: ShardId) -> bool {
+    pub(crate) fn settle_with(&self, data_servers: &DataServers, data_server: ShardId) -> bool {
         if !matches!(
             data_servers.ask(data_server, &Request::Policies(self.policies.list())),
             Ok(Response::Done)
@@ -177,7 +137,7 @@ impl CacheFs {
     }
 
     /// Data servers hear of new policies of directories. One that is away asks when it starts.
-    pub(in super::super) fn tell_policies(&self) {
+    pub(crate) fn tell_policies(&self) {
         let Some(data_servers) = &self.data_servers else { return };
         for data_server in data_servers.others() {
             if let Err(error) =
@@ -188,7 +148,7 @@ impl CacheFs {
         }
     }
 
-    pub(super) fn data_server_starts(
+    pub(crate) fn data_server_starts(
         &self,
         data_servers: &DataServers,
         data_server: ShardId,
@@ -208,18 +168,8 @@ impl CacheFs {
         }
     }
 
-    pub(super) fn resolve_for(&self, path: &[u8], who: &Who) -> Result<(Ino, FileKind)> {
-        let ino = self.walk(path, who)?;
-        let kind = self.nodes.get(ino)?.kind;
-        match self.is_elsewhere(ino, kind) {
-            true => self.nodes.give(ino),
-            false => drop(self.nodes.forget(ino, 1)),
-        }
-        Ok((ino, kind))
-    }
-
     /// At the start: which last names has the last server removed? What the PFS has tells.
-    pub(in super::super) fn settle_removals(&self) {
+    pub(crate) fn settle_removals(&self) {
         for ino in self.nodes.unsettled() {
             let is_there = self.nodes.get(ino).is_ok_and(|known| {
                 let paths = self.nodes.paths(ino);

@@ -10,7 +10,7 @@
 //!
 //! Called by `names` for each link, and for each `Keys`.
 
-use super::super::CacheFs;
+use super::super::data_servers::Ownership;
 use super::messages::data_server_of;
 use super::{CHANGE_LIMIT, DataServers, PATIENCE};
 use forebay_proto::attr::FileKind;
@@ -68,10 +68,10 @@ impl Links {
     }
 }
 
-impl CacheFs {
+impl Ownership {
     /// Makes a name of a file, but not while its data server puts another inode under the names that it knows. ETIMEDOUT if
     /// the data server, perhaps killed, does not say what came of it.
-    pub(in super::super) fn while_one_inode<T>(
+    pub(crate) fn while_one_inode<T>(
         &self,
         ino: Ino,
         kind: FileKind,

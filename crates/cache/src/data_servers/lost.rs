@@ -7,7 +7,7 @@
 //!
 //! The metadata server does it. Called by its thread, and for people.
 
-use super::super::CacheFs;
+use super::super::data_servers::Ownership;
 use super::super::paths::rooted;
 use super::super::status::not_cached;
 use super::DataServers;
@@ -16,9 +16,9 @@ use forebay_proto::cache::{CacheError, CachedFile};
 use forebay_proto::net::lost::{LOST_PATHS_MAX, Lost, LostCursor, LostPage, LostPath};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 
-impl CacheFs {
+impl Ownership {
     /// A data server that is gone for good had clean files: they get another one. True when that is done.
-    pub(super) fn leave_if_lost(&self, data_servers: &DataServers, data_server: ShardId) -> bool {
+    pub(crate) fn leave_if_lost(&self, data_servers: &DataServers, data_server: ShardId) -> bool {
         let is_lost = data_servers.is_lost(data_server);
         if is_lost {
             self.nodes.leave_clean(data_server);
@@ -63,11 +63,7 @@ impl CacheFs {
     }
 
     /// The same at or below a path, as files that failed; and whether the requester may hear of each.
-    pub(in super::super) fn lost_below(
-        &self,
-        who: &Caller,
-        path: &[u8],
-    ) -> Vec<(CachedFile, bool)> {
+    pub(crate) fn lost_below(&self, who: &Caller, path: &[u8]) -> Vec<(CachedFile, bool)> {
         let is_below = |of: &[u8]| {
             let rest = of.strip_prefix(path);
             rest.is_some_and(|rest| path.is_empty() || rest.is_empty() || rest[0] == b'/')
@@ -78,7 +74,7 @@ impl CacheFs {
 
     /// What is lost of a file is not wanted any more: what the PFS has counts. False if there is none there. Errors:
     /// EPERM for who does not own it.
-    pub(in super::super) fn give_up_lost(&self, who: &Caller, path: &[u8]) -> Result<bool> {
+    pub(crate) fn give_up_lost(&self, who: &Caller, path: &[u8]) -> Result<bool> {
         let found = self.lost_files().into_iter().find(|(of, _)| of == path);
         let Some((_, ino)) = found else { return Ok(false) };
         let stat = {

@@ -12,8 +12,8 @@
 //!   has heard it. What it may hear (a name was moved) it finds out by asking.
 //! * A server that is away delays no change of names; it hears of it when it is back, before it drains.
 //!
-//! `messages` is what they say to each other, `at_metadata_server` and `at_data_server` the two sides, `links` what keeps links and
-//! drains apart. Made by `CacheFs::open_told`, asked by `session::cached::peers` for the other servers.
+//! `messages` is what they say to each other, `service` what needs the PFS for its answer, `at_metadata_server` and `at_data_server` the two sides, `links` what keeps links and
+//! drains apart. Made by `stack`, asked by `session::cached::peers` for the other servers.
 
 mod at_data_server;
 mod at_metadata_server;
@@ -21,15 +21,20 @@ mod bell;
 mod links;
 mod lost;
 mod messages;
+mod service;
 mod writing;
 
 pub(crate) use at_data_server::NowAt;
 pub(crate) use bell::Bell;
 pub(crate) use messages::{LinkChange, Request, Response};
+pub use service::PeerService;
 
 use self::links::Links;
-use super::CacheFs;
-use super::nodes::Whereabouts;
+use super::drain::DrainList;
+use super::drain::policies::Policies;
+use super::nodes::{Nodes, Whereabouts};
+use super::parts::Parts;
+use super::pfs::{Key, Pfs};
 use forebay_interfaces::peers::Peers;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
@@ -100,6 +105,11 @@ impl DataServers {
             renaming: RwLock::new(()),
             links: Links::default(),
         }
+    }
+
+    /// True if the names are at this server.
+    pub fn has_names(&self) -> bool {
+        self.mine() == NAMES
     }
 
     pub fn count(&self) -> u16 {
@@ -192,20 +202,35 @@ impl DataServers {
     }
 }
 
-impl CacheFs {
-    /// True if the names are here: for a mount's own cache, and one on one server, too.
-    pub fn has_names(&self) -> bool {
-        self.data_servers.as_ref().is_none_or(|data_servers| data_servers.mine() == NAMES)
+/// Which server has what of the files of a cache, and what this one says of it to the others.
+pub struct Ownership {
+    /// The other servers of a cache whose data is spread over several.
+    data_servers: Option<DataServers>,
+    nodes: Arc<Nodes>,
+    pfs: Arc<Pfs>,
+    policies: Arc<Policies>,
+    drain_list: Arc<DrainList>,
+}
+
+impl Ownership {
+    pub(crate) fn new(parts: &Parts, data_servers: Option<DataServers>) -> Ownership {
+        Ownership {
+            data_servers,
+            nodes: parts.nodes.clone(),
+            pfs: parts.pfs.clone(),
+            policies: parts.policies.clone(),
+            drain_list: parts.drain_list.clone(),
+        }
     }
 
-    /// The other servers, for a data server that does not have the names.
-    fn at_data_server(&self) -> Option<&DataServers> {
-        self.data_servers.as_ref().filter(|data_servers| data_servers.mine() != NAMES)
+    /// True if data is spread over several servers.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.data_servers.is_some()
     }
 
-    /// Answers another server. What it takes to be told that a name has gone is for
-    /// [`CacheFs::left`], which the sessions call when nobody believes in it any more.
-    pub(crate) fn asked(&self, from: ShardId, asked: Request) -> Result<Response> {
+    /// Answers another server what this one knows without a look at the PFS. EPROTO for the rest, which is for
+    /// [`PeerService`].
+    fn asked(&self, from: ShardId, asked: Request) -> Result<Response> {
         let data_servers = self.data_servers.as_ref().ok_or(Errno::EPROTO)?;
         Ok(match asked {
             Request::Describe { number, inos, to_write } => {
@@ -248,45 +273,52 @@ impl CacheFs {
                     Err(e) => Response::Failed(e.0),
                 }
             }
-            Request::Resolve { path, who } => match self.resolve_for(&path, &who) {
-                Ok((ino, kind)) => Response::Resolved(ino, kind),
-                Err(e) => Response::Failed(e.0),
-            },
-            Request::Leaving(ino) => {
-                self.keep_leaving(data_servers, ino);
-                Response::Done
-            }
-            Request::Links(left) => match self.left(&left) {
-                Ok(()) => Response::Done,
-                Err(e) => Response::Failed(e.0),
-            },
             Request::Unknown(inos) => {
                 let clean = self.nodes.are_clean(&inos);
                 let is_unknown = |ino: &Ino| self.nodes.get(*ino).is_err();
                 let unknown = inos.into_iter().filter(is_unknown).collect();
                 Response::Unknown { unknown, clean }
             }
-            Request::Policies(list) => match self.policies.replace(&self.flash, list) {
-                Ok(()) => {
-                    // It may have been away.
-                    self.nodes.bell().ring();
-                    self.policies_changed();
-                    Response::Done
-                }
-                Err(e) => Response::Failed(e.0),
-            },
+            Request::Policies(list) => self.heard_policies(list),
+            Request::Resolve { .. } | Request::Leaving(_) | Request::Links(_) => {
+                return Err(Errno::EPROTO);
+            }
         })
+    }
+
+    fn heard_policies(&self, list: Vec<(Key, String)>) -> Response {
+        match self.policies.replace(list) {
+            Ok(()) => {
+                // It may have been away.
+                self.nodes.bell().ring();
+                self.policies.policies_changed();
+                Response::Done
+            }
+            Err(e) => Response::Failed(e.0),
+        }
+    }
+}
+
+impl Ownership {
+    /// True if the names are here: for a mount's own cache, and one on one server, too.
+    pub fn has_names(&self) -> bool {
+        self.data_servers.as_ref().is_none_or(DataServers::has_names)
+    }
+
+    /// The other servers, for a data server that does not have the names.
+    pub(crate) fn at_data_server(&self) -> Option<&DataServers> {
+        self.data_servers.as_ref().filter(|data_servers| !data_servers.has_names())
     }
 
     /// A thread that tells the others what they have to know, until the server ends. It sleeps while there is
     /// nothing.
-    pub(super) fn tell_others(&self) {
+    pub(crate) fn tell_others(&self) {
         let Some(data_servers) = &self.data_servers else { return };
         let bell = self.nodes.bell();
         let mut to_settle: Vec<ShardId> = data_servers.others().collect();
         let mut to_leave: Vec<ShardId> = data_servers.all_others().collect();
         let mut pause = RETRY;
-        while !self.drainer.is_stopping() {
+        while !self.drain_list.is_stopping() {
             let all_told = match data_servers.mine() == NAMES {
                 true => {
                     to_settle.retain(|data_server| !self.settle_with(data_servers, *data_server));
@@ -297,17 +329,30 @@ impl CacheFs {
             };
             let longest = if all_told { LOOK } else { pause };
             pause = if all_told { RETRY } else { (pause * 2).min(RETRY_LONGEST) };
-            if bell.wait(longest) && !self.drainer.is_stopping() {
+            if bell.wait(longest) && !self.drain_list.is_stopping() {
                 std::thread::sleep(GATHER);
             }
         }
     }
 
     /// Wakes who tells the others: there is something to do, or the server ends.
-    pub(super) fn look_at_others(&self) {
+    pub(crate) fn look_at_others(&self) {
         if self.data_servers.is_some() {
             self.nodes.bell().ring();
         }
+    }
+
+    /// Says to the list of nodes that files have their data servers at several servers.
+    pub(crate) fn share(self: &Arc<Self>) {
+        let Some(data_servers) = &self.data_servers else { return };
+        let here = Arc::downgrade(self);
+        let is_lost = move |shard| {
+            let here = here.upgrade();
+            here.is_some_and(|here| {
+                here.data_servers.as_ref().is_some_and(|data_servers| data_servers.is_lost(shard))
+            })
+        };
+        self.nodes.share(data_servers.count(), Arc::new(is_lost));
     }
 }
 
@@ -339,15 +384,5 @@ impl PeerRequest {
             }
             _ => None,
         }
-    }
-}
-
-impl CacheFs {
-    /// The answer to the server of another part, as bytes.
-    pub fn answer_peer(&self, from: ShardId, request: PeerRequest) -> Result<Vec<u8>> {
-        let told = self.asked(from, request.0)?;
-        let mut body = Vec::new();
-        frame::encode(&told, &mut body).map_err(|_| Errno::EPROTO)?;
-        Ok(body)
     }
 }

@@ -8,37 +8,37 @@
 //!
 //! Called where files are opened, closed, cut and drained.
 
-use super::super::CacheFs;
+use super::super::data_servers::Ownership;
 use super::messages::{Request, Response};
 use super::{DataServers, FILES_MAX, NAMES, PATIENCE};
 use forebay_proto::{Errno, Ino, Result};
 
 /// A file may become dirty as long as this lives.
 pub(crate) struct MayWrite<'a> {
-    fs: &'a CacheFs,
+    ownership: &'a Ownership,
     ino: Option<Ino>,
 }
 
 impl Drop for MayWrite<'_> {
     fn drop(&mut self) {
         if let Some(ino) = self.ino {
-            self.fs.nodes.writing_ends(ino);
-            self.fs.is_clean_again(ino);
+            self.ownership.nodes.writing_ends(ino);
+            self.ownership.is_clean_again(ino);
         }
     }
 }
 
-impl CacheFs {
+impl Ownership {
     /// Before a file can become dirty. With no lock held but its `meta`. Errors: the metadata server is away.
-    pub(in super::super) fn may_write(&self, ino: Ino) -> Result<MayWrite<'_>> {
+    pub(crate) fn may_write(&self, ino: Ino) -> Result<MayWrite<'_>> {
         let Some(data_servers) = self.at_data_server() else {
-            return Ok(MayWrite { fs: self, ino: None });
+            return Ok(MayWrite { ownership: self, ino: None });
         };
         let Some(is_told) = self.nodes.writing_begins(ino) else {
             // What is to be done with it will not find it either.
-            return Ok(MayWrite { fs: self, ino: None });
+            return Ok(MayWrite { ownership: self, ino: None });
         };
-        let writing = MayWrite { fs: self, ino: Some(ino) };
+        let writing = MayWrite { ownership: self, ino: Some(ino) };
         if !is_told {
             let question = Request::MayWrite(ino, data_servers.next());
             match data_servers.ask_patiently(NAMES, &question, PATIENCE) {
@@ -51,7 +51,7 @@ impl CacheFs {
     }
 
     /// If nobody has a file open any more and nothing of it is dirty, the metadata server will hear of it.
-    pub(in super::super) fn is_clean_again(&self, ino: Ino) {
+    pub(crate) fn is_clean_again(&self, ino: Ino) {
         let Some(data_servers) = self.at_data_server() else { return };
         let number = data_servers.next();
         let file = self.nodes.get(ino).ok().and_then(|known| known.file);
@@ -62,12 +62,12 @@ impl CacheFs {
     }
 
     /// At a start all that is here counts as written; mounts have said what they have open of it.
-    pub(in super::super) fn look_what_is_clean(&self) {
+    pub(crate) fn look_what_is_clean(&self) {
         self.nodes.told_to_be_written().into_iter().for_each(|ino| self.is_clean_again(ino));
     }
 
     /// True when all of it is told.
-    pub(super) fn tell_clean(&self, data_servers: &DataServers) -> bool {
+    pub(crate) fn tell_clean(&self, data_servers: &DataServers) -> bool {
         loop {
             let list = self.nodes.take_clean(FILES_MAX);
             if list.is_empty() {

@@ -9,11 +9,15 @@
 //! read back and dropped from the page cache. So the PFS works while the next pieces are read, what is
 //! read back is still at hand, and a drain takes no more of the node's memory than the window.
 
-use super::super::CacheFs;
+use super::super::counters::Counters;
 use super::super::file::CacheFile;
+use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
+use super::super::parts::Parts;
+use super::super::pfs::Pfs;
 use super::super::record::State;
-use super::foreground::Turn;
+use super::DrainList;
+use super::foreground::{Foreground, Turn};
 use super::{Failed, failed, lost};
 use forebay_interfaces::data::sync_range;
 use forebay_proto::control::Verify;
@@ -53,7 +57,7 @@ impl Memory {
 
 /// Blocks that were written, for verification.
 #[derive(Default)]
-pub(super) struct Written {
+pub(crate) struct Written {
     blocks: Vec<(u64, Entry)>,
     /// How many of them, from the first, were read back already.
     verified: usize,
@@ -82,9 +86,32 @@ fn without<'a>(holes: &HashSet<usize>, data: &'a [u8]) -> Vec<(u64, &'a [u8])> {
     runs.into_iter().map(|run| (run.start as u64, &data[run])).collect()
 }
 
-impl CacheFs {
+/// Copies blocks to PFS files, and verifies them.
+pub(super) struct Copier {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    counters: Arc<Counters>,
+    drain_list: Arc<DrainList>,
+    foreground: Arc<Foreground>,
+    verify: Verify,
+}
+
+impl Copier {
+    pub fn new(parts: &Parts, foreground: &Arc<Foreground>) -> Copier {
+        Copier {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            counters: parts.counters.clone(),
+            drain_list: parts.drain_list.clone(),
+            foreground: foreground.clone(),
+            verify: parts.options.verify,
+        }
+    }
+}
+
+impl Copier {
     /// Copies these blocks (in order) of a file of `size` bytes.
-    pub(super) fn copy_blocks(
+    pub(crate) fn copy_blocks(
         &self,
         file: &Arc<CacheFile>,
         target: &File,
@@ -111,11 +138,11 @@ impl CacheFs {
             let length = end.saturating_sub(offset) as usize;
             let data = memory.get(length);
             self.load_piece(file, &blocks[at..at + run], offset, data, &mut written)?;
-            if self.drainer.is_stopping() || file.state.lock().gone {
+            if self.drain_list.is_stopping() || file.state.lock().gone {
                 return Err(failed(Errno::ECANCELED, "drain"));
             }
             if !is_waited_for {
-                self.drainer.pace(length as u64);
+                self.drain_list.pace(length as u64);
             }
             let holes = self.holes_on_both_sides(file, target, offset, data)?;
             for (from, piece) in without(&holes, data) {
@@ -134,7 +161,7 @@ impl CacheFs {
                 on_way.push_back(Sent { offset, length, written: written.blocks.len() });
                 self.take_in(target, &mut on_way, &mut written, memory)?;
             }
-            turn.give_way(self);
+            turn.give_way(&self.foreground);
         }
         Ok(written)
     }
@@ -157,7 +184,10 @@ impl CacheFs {
             }
             let start = offset + number as u64 * BLOCK_BYTES;
             let end = start + block.len() as u64;
-            let next = self.next_data(file, start, end).map_err(|e| failed(e, "look for holes"))?;
+            let next = self
+                .flash
+                .next_data(file.ino, start, end)
+                .map_err(|e| failed(e, "look for holes"))?;
             if next < end || block.iter().any(|byte| *byte != 0) {
                 continue;
             }
@@ -187,7 +217,7 @@ impl CacheFs {
                 | libc::SYNC_FILE_RANGE_WRITE
                 | libc::SYNC_FILE_RANGE_WAIT_AFTER;
             write_back(target, sent.offset, sent.length, whole)?;
-            if self.options.verify == Verify::Cache {
+            if self.verify == Verify::Cache {
                 compare(target, &written.blocks[written.verified..sent.written], memory)?;
                 written.verified = sent.written;
             }
@@ -261,14 +291,14 @@ impl CacheFs {
     }
 
     /// Reads written blocks back from the PFS.
-    pub(super) fn verify_blocks(
+    pub(crate) fn verify_blocks(
         &self,
         target: &File,
         written: &Written,
         memory: &mut Memory,
     ) -> Result<Verify, Failed> {
         let what = "read back from the PFS";
-        let (reader, how) = match self.options.verify {
+        let (reader, how) = match self.verify {
             Verify::Cache => (target.try_clone(), Verify::Cache),
             Verify::Medium => {
                 rfs::fadvise(target, 0, None, Advice::DontNeed)
@@ -286,7 +316,7 @@ impl CacheFs {
         for piece in written.blocks[written.verified..].chunks((PIECE_BYTES / BLOCK_BYTES) as usize)
         {
             compare(&reader, piece, memory)?;
-            turn.give_way(self);
+            turn.give_way(&self.foreground);
         }
         Ok(how)
     }

@@ -5,33 +5,53 @@
 //! file at a time; the list's lock is taken last of all and nothing is called with it held. Errors
 //! are on the file's record, with errno and tries. Workers are threads of the server: no client
 //! needs to live.
+//!
+//! [`DrainList`] is the list, [`DirtyFiles`] what keeps it, [`Drainer`] the workers, `Publisher` brings one file to the PFS with
+//! `Copier`, `Targets` and `Settler`, [`Conflicts`] ends what needs a decision. [`Drains`] makes them.
 
 mod copy;
 mod dirsync;
+pub(crate) mod dirty;
 mod due;
-mod find;
-mod foreground;
-mod leftover;
+pub(crate) mod foreground;
 pub(crate) mod policies;
 mod publish;
 pub(crate) mod resolve;
 mod rights;
 mod settle;
-mod sums;
 
-use super::CacheFs;
-use super::file::{CacheFile, DrainedOpen, FileState};
-use super::lost::LOST;
+use super::counters::Counters;
+use super::data_servers::Ownership;
+use super::events::Events;
+use super::file::{CacheFile, DrainedOpen};
+use super::flash::Flash;
+use super::lost::{LOST, Losses};
+use super::nodes::Nodes;
+use super::notifier::Notifier;
+use super::parts::Parts;
+use super::pfs_leftovers::PfsLeftovers;
 use super::record::{Failure, State};
+use super::record_store::RecordStore;
+use super::space::Space;
+use super::stack::Stack;
+use copy::Copier;
 use dirsync::DirSyncs;
+use dirty::DirtyFiles;
+use forebay_activity::Activity;
 use forebay_policy::due::{Due, LOOK_AGAIN, OPEN_PAUSES, retry_pause};
 use forebay_policy::pace::{BURST, Pace};
 use forebay_policy::queue::{DrainQueue, Next as Queued, WRITTEN_MEANWHILE};
-use forebay_policy::when::{IDLE_DEFAULT, When};
 use forebay_policy::{Origin, watermarks};
 use forebay_proto::activity::ActivityKind;
 use forebay_proto::{Errno, Ino};
-use parking_lot::{Condvar, Mutex, RwLock};
+use foreground::Foreground;
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use policies::Policies;
+use publish::Publisher;
+use resolve::Conflicts;
+use rights::Targets;
+use settle::Settler;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -86,7 +106,7 @@ struct List {
 }
 
 /// What has to drain.
-pub(crate) struct Drainer {
+pub(crate) struct DrainList {
     list: Mutex<List>,
     wake: Condvar,
     stopping: AtomicBool,
@@ -102,10 +122,10 @@ pub(crate) struct Drainer {
     origin: Origin,
 }
 
-impl Drainer {
+impl DrainList {
     /// With a limit of bytes per second; 0 = none.
-    pub fn new(rate_bytes_per_s: u64, origin: Origin) -> Drainer {
-        Drainer {
+    pub fn new(rate_bytes_per_s: u64, origin: Origin) -> DrainList {
+        DrainList {
             list: Mutex::default(),
             wake: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -132,6 +152,16 @@ impl Drainer {
     /// Mounts are told of the drains of all files that are listed no more when this returns, or it is `until`.
     pub fn wait_for_ends(&self, until: Instant) {
         drop(self.ends.try_write_until(until));
+    }
+
+    /// Held by who ends a drain, from before the file is listed no more until mounts are told of it.
+    fn ending(&self) -> RwLockReadGuard<'_, ()> {
+        self.ends.read()
+    }
+
+    /// Syncs a directory on the PFS, together with other drains that wait for the same one.
+    fn sync_dir(&self, dir: &OwnedFd) -> forebay_proto::Result<()> {
+        self.dirs.sync(dir)
     }
 
     /// A file was closed: its policy may want it now.
@@ -276,67 +306,85 @@ fn age(since_s: i64) -> Duration {
     Duration::from_secs(seconds.max(0) as u64)
 }
 
-impl CacheFs {
-    /// A dirty file that has a name is in the list, and its node stays. With the file's state locked.
-    pub(super) fn list_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) {
-        if state.listed || state.gone || state.record.nameless {
-            return;
-        }
-        state.listed = true;
-        self.nodes.pin(file.number());
-        let now = Instant::now();
-        let since = state.record.dirty_since_s.and_then(|since_s| now.checked_sub(age(since_s)));
-        self.drainer.add(file, now + IDLE_DEFAULT, since.unwrap_or(now));
-    }
+/// The workers of the drain.
+pub(crate) struct Drainer {
+    flash: Arc<Flash>,
+    nodes: Arc<Nodes>,
+    origin: Origin,
+    counters: Arc<Counters>,
+    activity: Arc<Activity>,
+    events: Arc<Events>,
+    notifier: Arc<Notifier>,
+    drain_list: Arc<DrainList>,
+    policies: Arc<Policies>,
+    ownership: Arc<Ownership>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    losses: Arc<Losses>,
+    foreground: Arc<Foreground>,
+    settler: Arc<Settler>,
+    publisher: Arc<Publisher>,
+}
 
-    /// A file is clean, or gone.
-    pub(super) fn unlist(&self, file: &Arc<CacheFile>) {
-        let mut state = file.state.lock();
-        if !std::mem::take(&mut state.listed) {
-            return;
-        }
-        // With its lock: who dirties it next is listed after this, not before.
-        self.drainer.remove(file.ino);
-        drop(state);
-        self.is_clean_again(file.number());
-        drop(self.nodes.unpin(file.number()));
-    }
+/// What drains files, and what others need of it.
+pub(crate) struct Drains {
+    pub foreground: Arc<Foreground>,
+    pub conflicts: Conflicts,
+    pub drainer: Arc<Drainer>,
+}
 
-    /// The error that a writer gets who waits for space that will not come: nothing drains.
-    pub(super) fn is_hopeless(&self) -> Option<Errno> {
-        let mut last = Some(Errno::ENOSPC);
-        for file in self.drainer.files() {
-            let may_drain = {
-                let state = file.state.lock();
-                match (&state.record.state, &state.record.failure) {
-                    (State::Conflict, _) => false,
-                    _ if state.is_lost() => {
-                        last = Some(Errno::EIO);
-                        false
-                    }
-                    (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
-                        last = Some(Errno(failure.errno));
-                        false
-                    }
-                    // A kernel writes it: its space is not ours to give until it is closed.
-                    _ => !state.may_kernel_write(),
-                }
-            };
-            if may_drain && self.policy_of(file.number()).when != When::Never {
-                return None;
-            }
-        }
-        last
+impl Drains {
+    /// Made of what is below.
+    pub fn new(parts: &Parts, stack: &Stack) -> Drains {
+        let foreground = Arc::new(Foreground::new(parts));
+        let copier = Copier::new(parts, &foreground);
+        let targets = Arc::new(Targets::new(parts));
+        let settler = Arc::new(Settler::new(parts, &stack.losses, &foreground));
+        let publisher = Arc::new(Publisher::new(parts, stack, copier, &targets, &settler));
+        let conflicts = Conflicts::new(parts, stack, &targets, &settler, &publisher);
+        let drainer = Arc::new(Drainer {
+            flash: parts.flash.clone(),
+            nodes: parts.nodes.clone(),
+            origin: parts.origin,
+            counters: parts.counters.clone(),
+            activity: parts.activity.clone(),
+            events: parts.events.clone(),
+            notifier: parts.notifier.clone(),
+            drain_list: parts.drain_list.clone(),
+            policies: parts.policies.clone(),
+            ownership: stack.ownership.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            losses: stack.losses.clone(),
+            foreground: foreground.clone(),
+            settler,
+            publisher,
+        });
+        Drains { foreground, conflicts, drainer }
     }
+}
 
+impl Drainer {
+    /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
+    /// next drain.
+    pub fn take_up(&self, file: &Arc<CacheFile>) {
+        self.publisher.take_up_drain(file);
+    }
+}
+
+impl Drainer {
     /// A worker.
-    pub(super) fn drain_files(&self) {
+    pub(crate) fn drain_files(&self) {
         let mut memory = copy::Memory::new();
         loop {
-            let (file, asked, since) = match self.drainer.next() {
+            let (file, asked, since) = match self.drain_list.next() {
                 Next::File(file, asked, since) => (file, asked, since),
                 Next::Look => {
-                    self.look_at_watermarks();
+                    self.policies.look_at_watermarks();
                     continue;
                 }
                 Next::End => return,
@@ -344,12 +392,12 @@ impl CacheFs {
             let now = Instant::now();
             if !asked && let Due::At(due) = self.due_of(&file, since, now) {
                 let due = self.origin.instant(due);
-                let due = self.sum_up_before(&file, due, now);
-                self.drainer.put_back(&file, due, false);
+                let due = self.settler.sum_up_before(&file, due, now);
+                self.drain_list.put_back(&file, due, false);
                 continue;
             }
             self.drain_once(&file, asked, &mut memory);
-            if let Err(error) = self.end_lost(&file) {
+            if let Err(error) = self.leftovers.end_lost(&file) {
                 tracing::warn!(ino = %file.ino, %error, "what is here of a removed file stays until the next start");
             }
         }
@@ -358,7 +406,7 @@ impl CacheFs {
     fn drain_once(&self, file: &Arc<CacheFile>, asked: bool, memory: &mut copy::Memory) {
         let _one = file.drain.lock();
         if file.state.lock().gone {
-            self.unlist(file);
+            self.dirty.unlist(file);
             return;
         }
         if self.must_wait_for_decision(file) {
@@ -367,10 +415,10 @@ impl CacheFs {
         let began = Instant::now();
         let in_kernel = file.state.lock().may_kernel_write();
         let before = in_kernel.then(|| self.flash.stat(file.ino).ok()).flatten();
-        let dirty_bytes = self.dirty_bytes_of(file);
-        self.less_is_dirty(dirty_bytes);
+        let dirty_bytes = self.policies.dirty_bytes_of(file);
+        self.policies.less_is_dirty(dirty_bytes);
         let begun = self.activity.begin();
-        let published = self.publish(file, memory);
+        let published = self.publisher.publish(file, memory);
         let result = match &published {
             Ok(_) => dirty_bytes as i64,
             Err(error) => -i64::from(error.errno.0),
@@ -379,7 +427,7 @@ impl CacheFs {
         match published {
             Ok(_) => {
                 file.state.lock().drained_from = Some(began);
-                self.drainer.dirty_since(file, began);
+                self.drain_list.dirty_since(file, began);
             }
             Err(_) => {
                 let sent_bytes = std::mem::take(&mut file.state.lock().drained_bytes);
@@ -389,23 +437,27 @@ impl CacheFs {
         match published {
             Ok(true) => {
                 self.counters.drained_file();
-                if let Err(error) = self.release_kept(file) {
+                if let Err(error) = self.leftovers.release_kept(file) {
                     tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS until the next start");
                 }
                 // Somebody may have written it since.
                 let mut state = file.state.lock();
                 if state.record.is_dirty() {
                     drop(state);
-                    return self.drainer.put_back(file, Instant::now() + WRITTEN_MEANWHILE, false);
+                    return self.drain_list.put_back(
+                        file,
+                        Instant::now() + WRITTEN_MEANWHILE,
+                        false,
+                    );
                 }
-                let _ends = self.drainer.ends.read();
+                let _ends = self.drain_list.ending();
                 state.listed = false;
-                self.drainer.remove(file.ino);
+                self.drain_list.remove(file.ino);
                 drop(state);
                 *file.inode.lock() = None;
-                self.is_clean_again(file.number());
+                self.ownership.is_clean_again(file.number());
                 drop(self.nodes.unpin(file.number()));
-                self.tell_inode(file.number());
+                self.notifier.tell_inode(file.number());
             }
             Ok(false) => {
                 let mut state = file.state.lock();
@@ -419,46 +471,40 @@ impl CacheFs {
                 });
                 drop(state);
                 let then = Instant::now() + Duration::from_millis(200);
-                self.drainer.put_back(file, then, still_asked);
+                self.drain_list.put_back(file, then, still_asked);
             }
             Err(Failed { errno: Errno::ECANCELED | Errno::EAGAIN, .. }) => {
-                self.drainer.put_back(file, Instant::now() + Duration::from_millis(50), asked);
+                self.drain_list.put_back(file, Instant::now() + Duration::from_millis(50), asked);
             }
             // What it met is that, perhaps.
             Err(_) if self.must_wait_for_decision(file) => {}
             Err(error) => self.drain_failed(file, &error),
         }
-        if self.drainer.is_pressed() && !self.space.is_tight(self) {
-            self.drainer.pressure(false);
+        if self.drain_list.is_pressed() && !self.space.is_tight() {
+            self.drain_list.pressure(false);
         }
-        self.restore_ballast();
+        self.space.restore_ballast();
         self.space.wake();
-        self.look_at_watermarks();
+        self.policies.look_at_watermarks();
     }
 
     /// True if its data is lost: nothing is drained until somebody decides.
     fn must_wait_for_decision(&self, file: &Arc<CacheFile>) -> bool {
-        let is_lost = self.data_is_lost(file).unwrap_or(false);
+        let is_lost = self.losses.data_is_lost(file).unwrap_or(false);
         if is_lost {
-            self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+            self.drain_list.put_back(file, Instant::now() + LOOK_AGAIN, false);
         }
         is_lost
     }
 
-    /// Bytes of a file that the PFS does not have.
-    fn dirty_bytes_of(&self, file: &CacheFile) -> u64 {
-        let size = self.flash.stat(file.ino).map_or(0, |object| object.size_bytes);
-        file.state.lock().dirty_bytes(size)
-    }
-
     fn drain_failed(&self, file: &Arc<CacheFile>, error: &Failed) {
         if error.conflict {
-            if let Err(error) = self.note_conflict(file, error.what) {
+            if let Err(error) = self.records.note_conflict(file, error.what) {
                 tracing::error!(%error, "a conflict could not be written down");
             }
-            return self.drainer.put_back(file, Instant::now() + LOOK_AGAIN, false);
+            return self.drain_list.put_back(file, Instant::now() + LOOK_AGAIN, false);
         }
-        self.tell_not_drained(file, error.errno.0, error.what);
+        self.events.tell_not_drained(file, error.errno.0, error.what);
         let mut state = file.state.lock();
         let tries = state.record.failure.as_ref().map_or(0, |f| f.tries).saturating_add(1);
         let failure = Failure {
@@ -477,24 +523,6 @@ impl CacheFs {
             tracing::error!(%error, "a failure could not be written down");
         }
         let pause = retry_pause(tries, error.errno.is_transient());
-        self.drainer.put_back(file, Instant::now() + pause, false);
-    }
-
-    /// Both sides have changed: nothing is drained until somebody decides.
-    pub(super) fn note_conflict(
-        &self,
-        file: &Arc<CacheFile>,
-        what: &'static str,
-    ) -> forebay_proto::Result<()> {
-        self.tell_not_drained(file, libc::ESTALE, what);
-        self.had_conflict.store(true, std::sync::atomic::Ordering::Release);
-        let mut state = file.state.lock();
-        tracing::warn!(path = %state.record.path, what, "conflict");
-        let at_s = forebay_proto::Timestamp::now().sec;
-        state.save(&self.flash, file, |record| {
-            record.state = State::Conflict;
-            record.failure =
-                Some(Failure { errno: libc::ESTALE, what: what.into(), tries: 0, at_s });
-        })
+        self.drain_list.put_back(file, Instant::now() + pause, false);
     }
 }

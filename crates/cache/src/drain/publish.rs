@@ -4,18 +4,33 @@
 //! record before it has content; what the exchange displaced is looked at before it goes. The states
 //! that a kill leaves, and what the next start does with them, are in docs/internals/CACHE.md.
 
-use super::super::CacheFs;
-use super::super::events::whole_crc;
+mod find;
+mod leftover;
+
+use super::super::clock::Clocks;
+use super::super::counters::Counters;
+use super::super::data_servers::Ownership;
+use super::super::events::{Events, whole_crc};
 use super::super::file::{CacheFile, FileState};
+use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
-use super::super::names::DRAIN_PREFIX;
+use super::super::moves::Moves;
+use super::super::nodes::Nodes;
+use super::super::parts::Parts;
 use super::super::paths::split;
-use super::super::pfs::{Key, PfsStat, errno};
+use super::super::pfs::{Key, Pfs, PfsStat, errno};
+use super::super::pfs_leftovers::PfsLeftovers;
+use super::super::publishing::Publishing;
 use super::super::record::{Base, Draining, Owner, Record, State};
-use super::copy::Memory;
-use super::find::Found;
-use super::settle::{Settled, Sums};
+use super::super::record_store::RecordStore;
+use super::super::space::Space;
+use super::super::stack::Stack;
+use super::DrainList;
+use super::copy::{Copier, Memory};
+use super::rights::{Targets, as_writer};
+use super::settle::{Settled, Settler, Sums};
 use super::{Failed, Outcome, at, failed, lost};
+pub(super) use find::Found;
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
 use rustix::fs::{self as rfs, Mode, OFlags, RenameFlags, Timespec, Timestamps};
@@ -58,11 +73,61 @@ fn to_drain(entry: &Entry) -> bool {
     entry.has(bits::DIRTY) && !entry.has(bits::FRESH)
 }
 
-impl CacheFs {
+/// Brings dirty files to the PFS.
+pub(super) struct Publisher {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    counters: Arc<Counters>,
+    clocks: Arc<Clocks>,
+    events: Arc<Events>,
+    drain_list: Arc<DrainList>,
+    moves: Arc<Moves>,
+    publishing: Arc<Publishing>,
+    ownership: Arc<Ownership>,
+    records: Arc<RecordStore>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    copier: Copier,
+    targets: Arc<Targets>,
+    settler: Arc<Settler>,
+}
+
+impl Publisher {
+    pub fn new(
+        parts: &Parts,
+        stack: &Stack,
+        copier: Copier,
+        targets: &Arc<Targets>,
+        settler: &Arc<Settler>,
+    ) -> Publisher {
+        Publisher {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            counters: parts.counters.clone(),
+            clocks: parts.clocks.clone(),
+            events: parts.events.clone(),
+            drain_list: parts.drain_list.clone(),
+            moves: parts.moves.clone(),
+            publishing: parts.publishing.clone(),
+            ownership: stack.ownership.clone(),
+            records: stack.records.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            copier,
+            targets: targets.clone(),
+            settler: settler.clone(),
+        }
+    }
+}
+
+impl Publisher {
     /// Drains a file once. True if nothing is dirty any more.
-    pub(super) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
+    pub(crate) fn publish(&self, file: &Arc<CacheFile>, memory: &mut Memory) -> Outcome<bool> {
         self.pfs.check().map_err(at("find the PFS (is it mounted?)"))?;
-        let settled = self.settle(file, Sums::LeftToDrain).map_err(at("read from flash"))?;
+        let settled =
+            self.settler.settle(file, Sums::LeftToDrain).map_err(at("read from flash"))?;
         if settled == Settled::OpenAndUntouched {
             // What the drain would set on the PFS it has, and to set it would move the ctime.
             return Ok(false);
@@ -93,7 +158,7 @@ impl CacheFs {
 
     /// Puts a file in the place of another one, with an owner and mode of its own; all of it is dirty. EAGAIN: that one
     /// has other attributes by now.
-    pub(super) fn publish_instead(
+    pub(crate) fn publish_instead(
         &self,
         file: &Arc<CacheFile>,
         (path, theirs): (&[u8], &PfsStat),
@@ -125,7 +190,7 @@ impl CacheFs {
 
     /// A file that its writers make bigger than what is left of the buffer cannot wait to be whole.
     fn in_parts(&self, file: &CacheFile) -> bool {
-        file.state.lock().opens > 0 && self.drainer.is_pressed()
+        file.state.lock().opens > 0 && self.drain_list.is_pressed()
     }
 
     fn begin_job(&self, file: &Arc<CacheFile>) -> Outcome<Job> {
@@ -162,19 +227,19 @@ impl CacheFs {
         memory: &mut Memory,
     ) -> Outcome<(PfsStat, Option<Verify>)> {
         let what = "open the PFS file";
-        let (target, stat) = self.as_writer(file, || self.open_found(found)).map_err(at(what))?;
+        let (target, stat) = as_writer(file, || self.open_found(found)).map_err(at(what))?;
         self.save(file, |record| record.draining = Some(Draining::InPlace))?;
         self.sync_record()?;
         forebay_failpoint::step("a drain in place is on record");
         let look = "look at the PFS file";
         let written = (|| {
             if job.fetch_limit < stat.size {
-                self.resize_target(file, &target, job.fetch_limit)?;
+                self.targets.resize_target(file, &target, job.fetch_limit)?;
             }
-            let written = self.copy_blocks(file, &target, &job.blocks, job.size, memory)?;
+            let written = self.copier.copy_blocks(file, &target, &job.blocks, job.size, memory)?;
             let size = rfs::fstat(&target).map_err(io(look))?.st_size as u64;
             if job.resized || size < job.size {
-                self.resize_target(file, &target, job.size)?;
+                self.targets.resize_target(file, &target, job.size)?;
             }
             forebay_failpoint::step("dirty data is on the PFS");
             // Before the fsync: the base has it, also after a power cut of the PFS. A time that it has already would move
@@ -183,8 +248,8 @@ impl CacheFs {
             if !has_times {
                 self.set_times(file, &target, job, None)?;
             }
-            self.sync_target(&target)?;
-            self.verify_blocks(&target, &written, memory)
+            self.targets.sync_target(&target)?;
+            self.copier.verify_blocks(&target, &written, memory)
         })();
         let stat = self.pfs.stat_fd(target.as_fd());
         match (written, stat) {
@@ -225,17 +290,11 @@ impl CacheFs {
             last_access: accessed.map_or(omit, spec),
             last_modification: spec(job.mtime),
         };
-        let set = self.as_writer(file, || rfs::futimens(target, &times).map_err(errno));
+        let set = as_writer(file, || rfs::futimens(target, &times).map_err(errno));
         match set {
             Ok(()) | Err(Errno::EPERM | Errno::EACCES) => Ok(()),
             Err(e) => Err(failed(e, "set the times of the PFS file")),
         }
-    }
-
-    /// The name of the file that a drain makes beside one.
-    pub(in super::super) fn temporary_name(&self, file: &CacheFile) -> Vec<u8> {
-        let own = format!("{:016x}.{:x}", self.token, file.ino.0);
-        [DRAIN_PREFIX, own.as_bytes()].concat()
     }
 
     fn by_temporary(
@@ -246,8 +305,8 @@ impl CacheFs {
         memory: &mut Memory,
     ) -> Outcome<(PfsStat, Option<Verify>)> {
         let (dir_path, name) = split(&found.path);
-        self.note_drain_dir(dir_path).map_err(at("write the record on flash"))?;
-        let temporary = self.temporary_name(file);
+        self.leftovers.note_drain_dir(dir_path).map_err(at("write the record on flash"))?;
+        let temporary = self.leftovers.temporary_name(file);
         let journal = |key| Draining::Temporary {
             dir: PathBytes::new(dir_path),
             name: PathBytes::new(&temporary),
@@ -272,7 +331,8 @@ impl CacheFs {
         let made = match make() {
             // Of an earlier drain of this file, that could not remove it.
             Err(Errno::EEXIST) => {
-                self.drop_beside(file, dir_path, &temporary)
+                self.leftovers
+                    .drop_beside(file, dir_path, &temporary)
                     .map_err(at("remove what is left of a drain"))?;
                 make()
             }
@@ -301,8 +361,8 @@ impl CacheFs {
             let is_it = self.nodes.get(file.number()).is_ok_and(|known| Some(known.key) == key);
             // Its inode number may be another file's as soon as it is gone.
             let was = file.state.lock().record.key;
-            if !is_it && self.tell_keys(file, was, None).is_ok() {
-                self.drop_temporary(file, &dir, (dir_path, &temporary), key);
+            if !is_it && self.ownership.tell_keys(file, was, None).is_ok() {
+                self.leftovers.drop_temporary(file, &dir, (dir_path, &temporary), key);
             }
         }
         done
@@ -320,15 +380,15 @@ impl CacheFs {
         let own = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the file beside it"))?;
         self.save(file, |record| record.draining = Some(journal(Some(own.key))))?;
         forebay_failpoint::step("a temporary is on record");
-        let written = self.copy_blocks(file, target, &job.blocks, job.size, memory)?;
-        self.resize_target(file, target, job.size)?;
-        self.copy_attributes(file, found, target, &own)?;
+        let written = self.copier.copy_blocks(file, target, &job.blocks, job.size, memory)?;
+        self.targets.resize_target(file, target, job.size)?;
+        self.targets.copy_attributes(file, found, target, &own)?;
         // Of another file, which ours replaces, there is nothing to keep.
         let accessed = found.instead_as.is_none().then_some(found.stat.atime);
         self.set_times(file, target, job, accessed)?;
         forebay_failpoint::step("dirty data is on the PFS");
-        self.sync_target(target)?;
-        let how = self.verify_blocks(target, &written, memory)?;
+        self.targets.sync_target(target)?;
+        let how = self.copier.verify_blocks(target, &written, memory)?;
         // What has the name after a power cut must be known as ours.
         self.sync_record()?;
         Ok(Some(how))
@@ -336,7 +396,7 @@ impl CacheFs {
 
     /// True if a PFS file is open here, or has something that the PFS does not.
     fn is_used(&self, key: Key) -> Outcome<bool> {
-        let other = self.find(key).map_err(at("look at the record on flash"))?;
+        let other = self.records.find(key).map_err(at("look at the record on flash"))?;
         Ok(other.is_some_and(|other| other.is_dirty() || other.state.lock().opens > 0))
     }
 
@@ -360,7 +420,7 @@ impl CacheFs {
         let was = file.state.lock().record.key;
         let both = at("tell the metadata server what it will be");
         // From here on it makes no other name of the file; one made before is seen below.
-        self.tell_keys(file, was, Some(key)).map_err(both)?;
+        self.ownership.tell_keys(file, was, Some(key)).map_err(both)?;
         forebay_failpoint::step("both inodes are the file where the names are");
         let changed = || Failed::conflict("the PFS file was changed by somebody else");
         // A rename or chmod by us came in between: everything once more with what is so now.
@@ -383,7 +443,7 @@ impl CacheFs {
         let _old = self.held_inode(file, dir, name);
         self.put_in_place(file, found, beside, (target, key), &base)?;
         forebay_failpoint::step("the old file is gone from the PFS");
-        self.drainer.dirs.sync(dir).map_err(at("fsync the directory on the PFS"))?;
+        self.drain_list.sync_dir(dir).map_err(at("fsync the directory on the PFS"))?;
         let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
         self.adopt(file, &stat)?;
         Ok(stat)
@@ -393,9 +453,7 @@ impl CacheFs {
     fn held_inode(&self, file: &CacheFile, dir: &OwnedFd, name: &[u8]) -> Option<OwnedFd> {
         let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let open = |how| {
-            self.as_writer(file, || {
-                rfs::openat(dir, name, flags | how, Mode::empty()).map_err(errno)
-            })
+            as_writer(file, || rfs::openat(dir, name, flags | how, Mode::empty()).map_err(errno))
         };
         open(OFlags::RDONLY).or_else(|_| open(OFlags::PATH)).ok()
     }
@@ -416,16 +474,15 @@ impl CacheFs {
         let _alone = self.publishing.alone();
         forebay_failpoint::step("the new file is about to get the name on the PFS");
         let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
-        match self.as_writer(file, exchange) {
+        match as_writer(file, exchange) {
             Ok(()) => {
                 let displaced = self.pfs.stat_at(dir.as_fd(), temporary);
                 let is_ours = |s: &PfsStat| s.key == found.stat.key && base.holds_data(s);
                 let is_linked = |s: &PfsStat| s.nlink > found.stat.nlink;
                 if !displaced.as_ref().is_ok_and(|s| is_ours(s) && !is_linked(s)) {
                     tracing::warn!(?base, ?displaced, "changed in the moment of the exchange");
-                    self.as_writer(file, exchange)
-                        .map_err(at("give the PFS file its name back"))?;
-                    if !self.has_names() || displaced.as_ref().is_ok_and(is_ours) {
+                    as_writer(file, exchange).map_err(at("give the PFS file its name back"))?;
+                    if !self.ownership.has_names() || displaced.as_ref().is_ok_and(is_ours) {
                         // A rename by a mount may have come in between, or another name: looked at again.
                         return Err(failed(Errno::EAGAIN, "follow a rename"));
                     }
@@ -433,21 +490,26 @@ impl CacheFs {
                 }
                 forebay_failpoint::step("the new file has the name on the PFS");
                 self.nodes.rekey(file.number(), key);
-                self.holds_another(file, target);
+                self.ownership.holds_another(file, target);
                 // Before the number of the old inode is free for another file.
-                self.tell_keys(file, key, None).map_err(now_is)?;
+                self.ownership.tell_keys(file, key, None).map_err(now_is)?;
                 forebay_failpoint::step("the new inode is the file where the names are");
-                self.drop_temporary(file, dir, (dir_path, temporary), Some(found.stat.key));
+                self.leftovers.drop_temporary(
+                    file,
+                    dir,
+                    (dir_path, temporary),
+                    Some(found.stat.key),
+                );
             }
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EOPNOTSUPP) => {
                 let rename = || rfs::renameat(dir, temporary, dir, name).map_err(errno);
-                self.as_writer(file, rename).map_err(at("rename on the PFS"))?;
+                as_writer(file, rename).map_err(at("rename on the PFS"))?;
                 forebay_failpoint::step("the new file has the name on the PFS");
                 self.nodes.rekey(file.number(), key);
-                self.holds_another(file, target);
-                self.tell_keys(file, key, None).map_err(now_is)?;
+                self.ownership.holds_another(file, target);
+                self.ownership.tell_keys(file, key, None).map_err(now_is)?;
             }
-            Err(Errno::ENOENT) if !self.has_names() => {
+            Err(Errno::ENOENT) if !self.ownership.has_names() => {
                 return Err(failed(Errno::EAGAIN, "follow a rename"));
             }
             Err(e) => return Err(failed(e, "rename on the PFS")),
@@ -456,7 +518,7 @@ impl CacheFs {
     }
 
     /// The cached file is this PFS file from now on.
-    pub(super) fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
+    pub(crate) fn adopt(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Outcome<()> {
         let old = {
             let mut state = file.state.lock();
             let old = state.record.key;
@@ -489,17 +551,6 @@ impl CacheFs {
         Ok(())
     }
 
-    pub(super) fn drop_temporary(
-        &self,
-        file: &CacheFile,
-        dir: &OwnedFd,
-        path: (&[u8], &[u8]),
-        key: Option<Key>,
-    ) {
-        let writer = file.state.lock().record.writer.clone();
-        self.remove_ours(&writer, dir.as_fd(), path, key);
-    }
-
     /// What was drained is clean; true if all is.
     fn end_job(
         &self,
@@ -521,7 +572,7 @@ impl CacheFs {
         let whole = whole_crc(&state, job.size, job.fetch_limit);
         let whole = whole
             .filter(|_| !resized && !state.record.whole && state.map.dirty() == clean.len() as u64);
-        self.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
+        self.events.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
         // Before the first block is clean: a drain that begins again must not cut the PFS file
         // to what counted before this one.
         state
@@ -577,7 +628,7 @@ impl CacheFs {
         Ok(())
     }
 
-    pub(super) fn save(
+    pub(crate) fn save(
         &self,
         file: &Arc<CacheFile>,
         change: impl FnOnce(&mut Record),

@@ -5,16 +5,32 @@
 //! place before the command ends; `both` drops ours here only after it is whole, fsynced and verified beside theirs. What
 //! is made for ours has the owner and mode that the file had, never those of what stands at its name.
 
-use super::super::CacheFs;
-use super::super::attach::Opening;
+use super::super::attach::{CachedFiles, Opening};
+use super::super::data_servers::Ownership;
 use super::super::file::CacheFile;
+use super::super::file_data::FileData;
+use super::super::fills::Fills;
+use super::super::flash::Flash;
+use super::super::lost::Losses;
 use super::super::map::{BLOCK_BYTES, bits};
+use super::super::nodes::Nodes;
+use super::super::notifier::Notifier;
+use super::super::parts::Parts;
 use super::super::paths::{joined, split};
-use super::super::pfs::{PfsStat, errno};
+use super::super::pfs::{Pfs, PfsStat, errno};
+use super::super::pfs_leftovers::PfsLeftovers;
+use super::super::publishing::Publishing;
 use super::super::record::{Base, Draining, Record, State};
+use super::super::record_store::RecordStore;
+use super::super::space::Space;
+use super::super::stack::Stack;
+use super::DrainList;
 use super::Failed;
 use super::copy::Memory;
-use super::settle::Sums;
+use super::dirty::DirtyFiles;
+use super::publish::Publisher;
+use super::rights::Targets;
+use super::settle::{Settler, Sums};
 use forebay_proto::attr::FileKind;
 use forebay_proto::cache::Keep;
 use forebay_proto::control::{ControlError, PathBytes};
@@ -74,18 +90,71 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
     ControlError::new(what, Some(path), why).errno(errno.0).hint(hint)
 }
 
-impl CacheFs {
+/// Ends conflicts.
+pub(crate) struct Conflicts {
+    flash: Arc<Flash>,
+    pfs: Arc<Pfs>,
+    nodes: Arc<Nodes>,
+    drain_list: Arc<DrainList>,
+    notifier: Arc<Notifier>,
+    publishing: Arc<Publishing>,
+    ownership: Arc<Ownership>,
+    records: Arc<RecordStore>,
+    dirty: Arc<DirtyFiles>,
+    space: Arc<Space>,
+    leftovers: Arc<PfsLeftovers>,
+    fills: Arc<Fills>,
+    losses: Arc<Losses>,
+    data: Arc<FileData>,
+    cached_files: Arc<CachedFiles>,
+    targets: Arc<Targets>,
+    settler: Arc<Settler>,
+    publisher: Arc<Publisher>,
+}
+
+impl Conflicts {
+    pub(super) fn new(
+        parts: &Parts,
+        stack: &Stack,
+        targets: &Arc<Targets>,
+        settler: &Arc<Settler>,
+        publisher: &Arc<Publisher>,
+    ) -> Conflicts {
+        Conflicts {
+            flash: parts.flash.clone(),
+            pfs: parts.pfs.clone(),
+            nodes: parts.nodes.clone(),
+            drain_list: parts.drain_list.clone(),
+            notifier: parts.notifier.clone(),
+            publishing: parts.publishing.clone(),
+            ownership: stack.ownership.clone(),
+            records: stack.records.clone(),
+            dirty: stack.dirty.clone(),
+            space: stack.space.clone(),
+            leftovers: stack.leftovers.clone(),
+            fills: stack.fills.clone(),
+            losses: stack.losses.clone(),
+            data: stack.data.clone(),
+            cached_files: stack.cached_files.clone(),
+            targets: targets.clone(),
+            settler: settler.clone(),
+            publisher: publisher.clone(),
+        }
+    }
+}
+
+impl Conflicts {
     /// Ends it. EINVAL if there is none; EISDIR if ours is to take the name of a directory; ENODATA if our version
     /// has parts that only the lost PFS file had.
     /// `named`: the path that was asked for.
-    pub(in super::super) fn end_conflict(
+    pub(crate) fn end_conflict(
         &self,
         file: &Arc<CacheFile>,
         keep: Keep,
         named: &[u8],
     ) -> Result<()> {
         let ended = self.end_conflict_undrained(file, keep, named);
-        self.end_lost(file)?;
+        self.leftovers.end_lost(file)?;
         ended
     }
 
@@ -99,7 +168,7 @@ impl CacheFs {
         // All that is here stays until it is dirty again, or where it belongs.
         let _stays = Opening::of(file.clone());
         self.pfs.check()?;
-        if self.data_is_lost(file)? {
+        if self.losses.data_is_lost(file)? {
             return match keep {
                 Keep::Theirs => self.give_up_data(file),
                 Keep::Ours | Keep::Both => Err(Errno::ENODATA),
@@ -110,9 +179,9 @@ impl CacheFs {
         }
         if keep != Keep::Ours {
             // Before anything is done: what is here of it goes.
-            self.wait_closed(file, true)?;
+            file.wait_closed(true)?;
         }
-        self.settle(file, Sums::LeftToDrain)?;
+        self.settler.settle(file, Sums::LeftToDrain)?;
         let mut paths = self.nodes.paths(file.number());
         paths.push(file.state.lock().record.path.as_bytes().to_vec());
         // Of several names the one that was asked for.
@@ -144,19 +213,19 @@ impl CacheFs {
         if file.state.lock().locals > 0 {
             return Err(Errno::EBUSY);
         }
-        self.take_base(file, stat)?;
-        self.unlink_kept(file)?;
-        self.unlist(file);
+        self.cached_files.take_base(file, stat)?;
+        self.leftovers.unlink_kept(file)?;
+        self.dirty.unlist(file);
         Ok(())
     }
 
     /// What is lost of ours on flash is not wanted any more: what the PFS has counts.
     fn give_up_data(&self, file: &Arc<CacheFile>) -> Result<()> {
-        self.wait_closed(file, true)?;
-        self.clear_temporary(file).map_err(|failed| failed.errno)?;
+        file.wait_closed(true)?;
+        self.publisher.clear_temporary(file).map_err(|failed| failed.errno)?;
         let number = file.number();
         self.forget_ours(file)?;
-        self.tell_inode(number);
+        self.notifier.tell_inode(number);
         Ok(())
     }
 
@@ -166,7 +235,7 @@ impl CacheFs {
         if file.state.lock().locals > 0 {
             return Err(Errno::EBUSY);
         }
-        self.unlink_kept(file)?;
+        self.leftovers.unlink_kept(file)?;
         let key = {
             let mut state = file.state.lock();
             if state.locals > 0 {
@@ -176,7 +245,7 @@ impl CacheFs {
             state.record.key
         };
         let number = file.number();
-        self.unlist(file);
+        self.dirty.unlist(file);
         self.nodes.detach(number, file);
         self.space.dropped(file.ino);
         self.flash.remove(file.ino, key)
@@ -192,7 +261,7 @@ impl CacheFs {
             record.draining = None;
         })?;
         forebay_failpoint::step("ours is dirty over theirs");
-        self.drainer.ask(std::slice::from_ref(file));
+        self.drain_list.ask(std::slice::from_ref(file));
         Ok(())
     }
 
@@ -212,7 +281,7 @@ impl CacheFs {
             Some(theirs) => self.replace_theirs(file, path, theirs)?,
             None => self.make_anew(file, path)?,
         }
-        self.drainer.ask(std::slice::from_ref(file));
+        self.drain_list.ask(std::slice::from_ref(file));
         Ok(())
     }
 
@@ -224,12 +293,12 @@ impl CacheFs {
         path: &[u8],
         mut theirs: PfsStat,
     ) -> Result<()> {
-        if let Some(other) = self.find(theirs.key)? {
+        if let Some(other) = self.records.find(theirs.key)? {
             // What is here of theirs goes; not if it has something of its own.
             if other.is_dirty() {
                 return Err(Errno::EBUSY);
             }
-            self.wait_closed(&other, false)?;
+            other.wait_closed(false)?;
             self.forget_ours(&other)?;
         }
         let owner = file.state.lock().record.own_owner();
@@ -241,7 +310,7 @@ impl CacheFs {
         let mut memory = Memory::new();
         let mut tries = 0;
         loop {
-            match self.publish_instead(file, (path, &theirs), owner, &mut memory) {
+            match self.publisher.publish_instead(file, (path, &theirs), owner, &mut memory) {
                 Ok(_) => return Ok(()),
                 Err(failed) if failed.errno == Errno::EAGAIN && tries < REPLACE_TRIES => {
                     // Its attributes were changed. Another file, or other data, is not what was decided about.
@@ -259,14 +328,14 @@ impl CacheFs {
     }
 
     /// Nothing has the name: an empty file gets it, to be drained into.
-    fn make_anew(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
+    pub(crate) fn make_anew(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
         let _alone = self.publishing.alone();
         let (old, owner) = {
             let state = file.state.lock();
             (state.record.key, state.record.own_owner())
         };
         let (_dir, made) = self.make_as_writer(file, path)?;
-        self.give_owner(&made, owner)?;
+        self.targets.give_owner(&made, owner)?;
         let stat = self.pfs.stat_fd(made.as_fd())?;
         self.here_is_dirty(file, |record| {
             record.key = stat.key;
@@ -281,7 +350,7 @@ impl CacheFs {
         forebay_failpoint::step("ours is the file on record");
         self.flash.rekey(file.ino, old, stat.key)?;
         self.nodes.rekey(file.number(), stat.key);
-        self.tell_keys(file, stat.key, None)
+        self.ownership.tell_keys(file, stat.key, None)
     }
 
     /// All that is here of ours is dirty from now on, and the record changes with it.
@@ -320,11 +389,11 @@ impl CacheFs {
     fn go_beside(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
         if !file.state.lock().is_whole() {
             // What only the PFS has of it comes from there, if it still is the same file.
-            self.fetch_all(file).map_err(|_| Errno::ENODATA)?;
+            self.fills.fetch_all(file).map_err(|_| Errno::ENODATA)?;
         }
         let (dir_path, name) = split(path);
-        self.note_drain_dir(dir_path)?;
-        let temporary = self.temporary_name(file);
+        self.leftovers.note_drain_dir(dir_path)?;
+        let temporary = self.leftovers.temporary_name(file);
         self.change(file, |record| {
             record.draining = Some(Draining::Temporary {
                 dir: PathBytes::new(dir_path),
@@ -334,11 +403,11 @@ impl CacheFs {
         })?;
         let hidden = joined(dir_path, &temporary);
         // Of an earlier drain of this file, that could not remove it.
-        self.drop_beside(file, dir_path, &temporary)?;
+        self.leftovers.drop_beside(file, dir_path, &temporary)?;
         let owner = file.state.lock().record.own_owner();
         let (dir, target) = self.make_as_writer(file, &hidden)?;
         let made = self.copy_ours(file, &target).and_then(|()| {
-            self.give_owner(&target, owner)?;
+            self.targets.give_owner(&target, owner)?;
             target.sync_all()?;
             self.name_ours(&dir, &temporary, name)?;
             forebay_failpoint::step("ours is beside theirs");
@@ -389,7 +458,7 @@ impl CacheFs {
         let mut ours = vec![0; BLOCK_BYTES as usize];
         let mut at = 0;
         while at < size {
-            let got = self.read_data(file, at, &mut ours)?;
+            let got = self.data.read_data(file, at, &mut ours)?;
             if got == 0 {
                 break;
             }
@@ -401,7 +470,7 @@ impl CacheFs {
         let mut theirs = vec![0; BLOCK_BYTES as usize];
         let mut at = 0;
         while at < size {
-            let got = self.read_data(file, at, &mut ours)?;
+            let got = self.data.read_data(file, at, &mut ours)?;
             target.read_exact_at(&mut theirs[..got], at)?;
             if got == 0 || ours[..got] != theirs[..got] {
                 return Err(Errno::EIO);

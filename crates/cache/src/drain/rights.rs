@@ -3,56 +3,67 @@
 //! Invariants: the writer is tried first: where the PFS refuses root (root_squash) nobody else may. What takes the
 //! place of another file never has that one's mode. Called by `publish` and `resolve`.
 
-use super::super::CacheFs;
 use super::super::attrs::grown;
 use super::super::file::CacheFile;
-use super::super::pfs::{PfsStat, errno, proc_path};
+use super::super::parts::Parts;
+use super::super::pfs::{Pfs, PfsStat, errno, proc_path};
 use super::super::record::Owner;
-use super::find::Found;
+use super::publish::Found;
 use super::{Failed, failed};
 use forebay_credentials::acting::Who;
 use forebay_proto::Errno;
 use rustix::fs::{self as rfs, Mode, OFlags, XattrFlags};
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 fn told(what: &'static str) -> impl Fn(Errno) -> Failed {
     move |errno| failed(errno, what)
 }
 
-impl CacheFs {
-    /// Runs something as the writer; as the server where the writer may not (a file that was made
-    /// without the right to write, and written by who made it).
-    pub(super) fn as_writer<T>(
-        &self,
-        file: &CacheFile,
-        call: impl Fn() -> forebay_proto::Result<T>,
-    ) -> forebay_proto::Result<T> {
-        let writer = file.state.lock().record.writer.clone();
-        let tried = writer.act().and_then(|_act| call());
-        match tried {
-            Err(Errno::EACCES | Errno::EPERM) => {
-                let _act = Who::server().act()?;
-                call()
-            }
-            other => other,
+/// Runs something as the writer; as the server where the writer may not (a file that was made
+/// without the right to write, and written by who made it).
+pub(super) fn as_writer<T>(
+    file: &CacheFile,
+    call: impl Fn() -> forebay_proto::Result<T>,
+) -> forebay_proto::Result<T> {
+    let writer = file.state.lock().record.writer.clone();
+    let tried = writer.act().and_then(|_act| call());
+    match tried {
+        Err(Errno::EACCES | Errno::EPERM) => {
+            let _act = Who::server().act()?;
+            call()
         }
+        other => other,
     }
+}
 
+/// PFS files that a drain writes to: their size, owner and rights.
+pub(super) struct Targets {
+    pfs: Arc<Pfs>,
+}
+
+impl Targets {
+    pub fn new(parts: &Parts) -> Targets {
+        Targets { pfs: parts.pfs.clone() }
+    }
+}
+
+impl Targets {
     /// Sets the size of what is drained to.
-    pub(super) fn resize_target(
+    pub(crate) fn resize_target(
         &self,
         file: &CacheFile,
         target: &File,
         size: u64,
     ) -> Result<(), Failed> {
         let resize = || rfs::ftruncate(target, size).map_err(errno);
-        self.as_writer(file, resize).map_err(told("set the size of the PFS file"))
+        as_writer(file, resize).map_err(told("set the size of the PFS file"))
     }
 
     /// The temporary gets owner, xattrs (ACLs among them) and mode of the file that it replaces, and none
     /// that the directory's default ACL gave it. What cannot be done to it is done in place.
-    pub(super) fn copy_attributes(
+    pub(crate) fn copy_attributes(
         &self,
         file: &CacheFile,
         found: &Found,
@@ -81,24 +92,24 @@ impl CacheFs {
             };
             let set =
                 || rfs::fsetxattr(target, &name[..], &value, XattrFlags::empty()).map_err(errno);
-            self.as_writer(file, set).map_err(refused("give it its xattrs"))?;
+            as_writer(file, set).map_err(refused("give it its xattrs"))?;
         }
         let inherited = xattrs_of(&proc_path(target.as_fd(), b""));
         for name in inherited.map_err(told("list its xattrs"))? {
             if !names.contains(&name) {
                 let remove = || rfs::fremovexattr(target, &name[..]).map_err(errno);
-                self.as_writer(file, remove).map_err(refused("take inherited xattrs off it"))?;
+                as_writer(file, remove).map_err(refused("take inherited xattrs off it"))?;
             }
         }
         let mode = Mode::from_raw_mode(found.stat.mode & 0o7777);
         let set = || rfs::fchmod(target, mode).map_err(errno);
-        self.as_writer(file, set).map_err(refused("give it its mode"))
+        as_writer(file, set).map_err(refused("give it its mode"))
     }
 
     /// What is made in the place of a file can be used by nobody who could not use that: where its owner or group
     /// cannot be given it is for who wrote it alone. ACLs went with the file, and so does what the directory's
     /// default ACL gave; no program gets anybody's rights by this.
-    pub(super) fn give_owner(&self, target: &File, owner: Owner) -> forebay_proto::Result<()> {
+    pub(crate) fn give_owner(&self, target: &File, owner: Owner) -> forebay_proto::Result<()> {
         for name in xattrs_of(&proc_path(target.as_fd(), b""))? {
             if name.starts_with(b"system.posix_acl") {
                 rfs::fremovexattr(target, &name[..]).map_err(errno)?;
@@ -118,7 +129,7 @@ impl CacheFs {
     }
 
     /// Waits until the PFS has it.
-    pub(super) fn sync_target(&self, target: &File) -> Result<(), Failed> {
+    pub(crate) fn sync_target(&self, target: &File) -> Result<(), Failed> {
         let synced = self.pfs.weather().and_then(|()| rfs::fsync(target).map_err(errno));
         synced.map_err(told("fsync the PFS file"))
     }

@@ -5,11 +5,17 @@
 //! while it was read. Blocks that are as the PFS has them (their XXH3 is that of the clean entry; a CRC does not tell, see
 //! [`super::super::map`]) stay clean, so that only what was written drains.
 
-use super::super::CacheFs;
+mod sums;
+
+use super::super::clock::Clocks;
 use super::super::file::CacheFile;
+use super::super::flash::Flash;
+use super::super::lost::Losses;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
+use super::super::parts::Parts;
 use super::super::record::State;
-use super::foreground::Turn;
+use super::DrainList;
+use super::foreground::{Foreground, Turn};
 use forebay_proto::{Errno, Result};
 use std::sync::Arc;
 
@@ -17,7 +23,7 @@ use std::sync::Arc;
 const TRIES: u32 = 3;
 /// What becomes of blocks that have nothing on the PFS to be compared with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sums {
+pub(crate) enum Sums {
     /// They are about to drain: their checksums are made from that read.
     LeftToDrain,
     /// They are read for their checksums.
@@ -26,7 +32,7 @@ pub(super) enum Sums {
 
 /// What is known of a file after its blocks were looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Settled {
+pub(crate) enum Settled {
     /// Its map says what is dirty.
     Known,
     /// A kernel has it for writing and has written nothing: the PFS has all of it.
@@ -36,10 +42,31 @@ pub(super) enum Settled {
 /// Entries that are written down at a time.
 const ENTRIES_AT_ONCE: usize = 512;
 
-impl CacheFs {
+/// Gives blocks their checksums that were written without.
+pub(super) struct Settler {
+    flash: Arc<Flash>,
+    clocks: Arc<Clocks>,
+    drain_list: Arc<DrainList>,
+    losses: Arc<Losses>,
+    foreground: Arc<Foreground>,
+}
+
+impl Settler {
+    pub fn new(parts: &Parts, losses: &Arc<Losses>, foreground: &Arc<Foreground>) -> Settler {
+        Settler {
+            flash: parts.flash.clone(),
+            clocks: parts.clocks.clone(),
+            drain_list: parts.drain_list.clone(),
+            losses: losses.clone(),
+            foreground: foreground.clone(),
+        }
+    }
+}
+
+impl Settler {
     /// Makes the map true again for a file that a kernel wrote. One that is still open stays
     /// `whole`: its map is then what it had at some moment.
-    pub(super) fn settle(&self, file: &Arc<CacheFile>, sums: Sums) -> Result<Settled> {
+    pub(crate) fn settle(&self, file: &Arc<CacheFile>, sums: Sums) -> Result<Settled> {
         for _ in 0..TRIES {
             if !file.state.lock().record.whole {
                 return Ok(Settled::Known);
@@ -132,7 +159,7 @@ impl CacheFs {
         let mut turn = Turn::begin();
         while block * BLOCK_BYTES < size {
             let start = block * BLOCK_BYTES;
-            let data = self.next_data(file, start, size)?;
+            let data = self.flash.next_data(file.ino, start, size)?;
             if data >= start + BLOCK_BYTES {
                 // A hole: zeros, which the PFS has to get where it has something else.
                 let until = (data / BLOCK_BYTES).min(size.div_ceil(BLOCK_BYTES));
@@ -159,17 +186,9 @@ impl CacheFs {
             }
             block += 1;
             if block % ENTRIES_AT_ONCE as u64 == 0 {
-                turn.give_way(self);
+                turn.give_way(&self.foreground);
             }
         }
         Ok(runs)
-    }
-
-    /// Where the next data begins, `size` if there is none.
-    pub(super) fn next_data(&self, file: &CacheFile, offset: u64, size: u64) -> Result<u64> {
-        match self.flash.seek(file.ino, offset, libc::SEEK_DATA as u32) {
-            Err(Errno::ENXIO) => Ok(size.next_multiple_of(BLOCK_BYTES)),
-            other => other,
-        }
     }
 }

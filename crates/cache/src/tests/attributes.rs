@@ -73,12 +73,15 @@ fn attributes_looked_at_before_the_end_of_a_drain_are_not_those_from_before_it()
             cache.fs.release(made.0.attr.ino, made.1.local.is_some());
         }
         let handle = cache.open(name, libc::O_RDWR, false).unwrap();
-        let before = cache.fs.pfs.stat(name.as_bytes()).unwrap();
+        let before = cache.fs.parts.pfs.stat(name.as_bytes()).unwrap();
         handle.write(0, &pattern(3, 5000)).unwrap();
-        let file = cache.fs.nodes.get(handle.ino).unwrap().file.unwrap();
-        assert_eq!(cache.fs.attr_of(handle.ino, &before, Some(&file)).unwrap().size_bytes, 5000);
+        let file = cache.fs.parts.nodes.get(handle.ino).unwrap().file.unwrap();
+        assert_eq!(
+            cache.fs.attributes.attr_of(handle.ino, &before, Some(&file)).unwrap().size_bytes,
+            5000
+        );
         assert!(cache.flush("/").is_durable());
-        let attr = cache.fs.attr_of(handle.ino, &before, Some(&file)).unwrap();
+        let attr = cache.fs.attributes.attr_of(handle.ino, &before, Some(&file)).unwrap();
         let now = std::fs::metadata(rig.pfs(name)).unwrap();
         assert_eq!((attr.size_bytes, attr.nlink), (5000, now.nlink() as u32), "{name}");
         assert_eq!((attr.mtime.sec, i64::from(attr.mtime.nsec)), (now.mtime(), now.mtime_nsec()));
@@ -107,7 +110,7 @@ fn attributes_that_are_changed_as_a_drain_ends_stay() {
         cache.fs.setxattr(&root, ino, b"user.shape", b"round", 0, false).unwrap();
         cache.fs.write(ino, 0, &pattern(3, 300_000), WriteMode::default()).unwrap();
         cache.fs.release(ino, made.1.local.is_some());
-        let file = cache.fs.nodes.get(ino).unwrap().file.unwrap();
+        let file = cache.fs.parts.nodes.get(ino).unwrap().file.unwrap();
         let before = std::fs::metadata(rig.pfs(&name)).unwrap().ino();
         std::thread::scope(|scope| {
             // Both wait for it, the drain first. Nothing tells who waits for a lock: the pauses give each the time to get there,
@@ -212,10 +215,10 @@ fn a_file_whose_inode_number_was_taken_keeps_the_one_that_was_shown() {
     let rig = Rig::new(64 * MIB);
     rig.put("f", b"data");
     let cache = rig.open();
-    let on_pfs = cache.fs.pfs.stat(b"f").unwrap().key;
+    let on_pfs = cache.fs.parts.pfs.stat(b"f").unwrap().key;
     let removed = pfs::Key { born_ns: on_pfs.born_ns - 1, ..on_pfs };
     let who = Who::server();
-    let taken = cache.fs.nodes.seen(Ino::ROOT, b"gone", removed, FileKind::File, &who, 1);
+    let taken = cache.fs.parts.nodes.seen(Ino::ROOT, b"gone", removed, FileKind::File, &who, 1);
     assert_eq!(taken, Ino(on_pfs.ino));
     let shown = cache.lookup("f").unwrap();
     assert_ne!(shown, taken);
@@ -311,15 +314,15 @@ fn a_change_moves_ctime_where_the_clock_of_the_pfs_is_behind() {
     let cache = rig.open();
     let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
     handle.write(0, b"data").unwrap();
-    let file = cache.fs.nodes.get(handle.ino).unwrap().file.unwrap();
+    let file = cache.fs.parts.nodes.get(handle.ino).unwrap().file.unwrap();
     let before = cache.fs.getattr(handle.ino).unwrap();
-    let stamped = record::Base::of(&cache.fs.pfs.stat(b"f").unwrap());
+    let stamped = record::Base::of(&cache.fs.parts.pfs.stat(b"f").unwrap());
     assert!(stamped.ctime <= before.ctime);
     // Before Linux 6.13 a stamp is later with the next tick only.
     std::thread::sleep(Duration::from_millis(25));
     {
         let _meta = file.meta.lock();
-        cache.fs.follow_own_change(&file, &stamped, &stamped).unwrap();
+        cache.fs.stack.own_changes.follow_own_change(&file, &stamped, &stamped).unwrap();
     }
     let after = cache.fs.getattr(handle.ino).unwrap();
     assert!(after.ctime > before.ctime, "{:?} after {:?}", after.ctime, before.ctime);

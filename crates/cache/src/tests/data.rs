@@ -13,12 +13,12 @@ fn a_read_fetches_each_byte_once() {
     let cache = rig.open();
     assert_eq!(cache.read("in").unwrap(), data);
     assert_eq!(cache.read("in").unwrap(), data);
-    let [_, filled, ..] = cache.fs.counters.bytes();
+    let [_, filled, ..] = cache.fs.parts.counters.bytes();
     assert_eq!(filled, data.len() as u64);
     cache.crash();
     let again = rig.open();
     assert_eq!(again.read("in").unwrap(), data);
-    let [_, filled, ..] = again.fs.counters.bytes();
+    let [_, filled, ..] = again.fs.parts.counters.bytes();
     assert_eq!(filled, 0, "it was here");
     again.crash();
 }
@@ -34,7 +34,7 @@ fn readers_of_one_file_share_its_fetches() {
             scope.spawn(|| assert_eq!(cache.read("in").unwrap(), data));
         }
     });
-    let [_, filled, ..] = cache.fs.counters.bytes();
+    let [_, filled, ..] = cache.fs.parts.counters.bytes();
     assert_eq!(filled, data.len() as u64);
     cache.crash();
 }
@@ -77,12 +77,12 @@ fn only_what_was_written_drains_after_a_kernel_wrote_it() {
     assert!(cache.flush("/").is_durable());
     data[MIB as usize..MIB as usize + 6].copy_from_slice(b"kernel");
     assert_eq!(rig.read_pfs("f"), data);
-    let [.., drained] = cache.fs.counters.bytes();
+    let [.., drained] = cache.fs.parts.counters.bytes();
     assert_eq!(drained, super::super::map::BLOCK_BYTES);
     // Opened for writing, and not written.
     drop(cache.open("f", libc::O_RDWR, true).unwrap());
     assert!(cache.flush("/").is_durable());
-    let [.., drained] = cache.fs.counters.bytes();
+    let [.., drained] = cache.fs.parts.counters.bytes();
     assert_eq!(drained, super::super::map::BLOCK_BYTES);
     cache.crash();
 }
@@ -95,11 +95,11 @@ fn a_served_write_costs_two_writes_of_the_map_and_no_second_checksum() {
     let (first, second) = data.split_at(MIB as usize);
     let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
     handle.write(0, first).unwrap();
-    let map_writes = || cache.fs.flash.map_writes.load(Ordering::Relaxed);
+    let map_writes = || cache.fs.parts.flash.map_writes.load(Ordering::Relaxed);
     let before = map_writes();
     handle.write(MIB, second).unwrap();
     assert_eq!(map_writes() - before, 2, "that the blocks are OPEN, and their checksums");
-    let file = cache.fs.nodes.get(handle.ino).unwrap().file.unwrap();
+    let file = cache.fs.parts.nodes.get(handle.ino).unwrap().file.unwrap();
     let entries = || -> Vec<Entry> { file.state.lock().map.blocks().map(|(_, e)| e).collect() };
     let written = |e: &Entry| e.has(bits::DIRTY) && !e.has(bits::OPEN) && e.xxh3 == 0;
     assert!(entries().len() == 16 && entries().iter().all(written));
@@ -152,9 +152,9 @@ fn what_is_pinned_stays_and_a_scan_goes() {
     for i in 0..12 {
         cache.read(&format!("scan{i}")).unwrap();
     }
-    let [_, before, ..] = cache.fs.counters.bytes();
+    let [_, before, ..] = cache.fs.parts.counters.bytes();
     assert_eq!(cache.read("hot").unwrap(), hot);
-    let [_, after, ..] = cache.fs.counters.bytes();
+    let [_, after, ..] = cache.fs.parts.counters.bytes();
     assert_eq!(before, after, "it was still here");
     cache.crash();
 }
@@ -170,7 +170,7 @@ fn what_is_needed_goes_and_no_more() {
     for i in 0..7 {
         cache.read(&format!("old{i}")).unwrap();
     }
-    let evicted = || cache.fs.counters.bytes()[3];
+    let evicted = || cache.fs.parts.counters.bytes()[3];
     assert_eq!(evicted(), 0, "all of it has room");
     cache.read("new").unwrap();
     let went = evicted();
@@ -185,8 +185,8 @@ fn a_flipped_bit_on_flash_never_reaches_the_pfs() {
     // Whole blocks, so that their checksums are there at once.
     cache.write("f", 0, &pattern(8, 2 * super::super::map::BLOCK_BYTES as usize));
     let ino = cache.lookup("f").unwrap();
-    let file = cache.fs.nodes.get(ino).unwrap().file.unwrap();
-    let object = cache.fs.flash.open(file.ino).unwrap();
+    let file = cache.fs.parts.nodes.get(ino).unwrap().file.unwrap();
+    let object = cache.fs.parts.flash.open(file.ino).unwrap();
     let mut byte = [0];
     object.read_exact_at(&mut byte, 70_000).unwrap();
     object.write_all_at(&[byte[0] ^ 1], 70_000).unwrap();
@@ -282,7 +282,7 @@ fn a_file_that_a_kernel_gets_is_whole_however_much_is_evicted_meanwhile() {
         let evicting = &cache;
         scope.spawn(move || {
             while matches!(ended.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
-                let _nothing_is_clean = evicting.fs.space.evict_any(&evicting.fs);
+                let _nothing_is_clean = evicting.fs.stack.space.evict_any();
             }
         });
         // Also if this panics.

@@ -22,7 +22,7 @@ fn ask(all: &Mutex<Vec<Weak<CacheFs>>>, to: ShardId, question: &Question<'_>) ->
     let Question::Cache { from, asked, .. } = question else { return Err(Errno::EPROTO) };
     let there = all.lock().get(usize::from(to.0)).and_then(Weak::upgrade);
     let asked: Request = frame::decode(asked).unwrap();
-    let told = there.ok_or(Errno::EHOSTUNREACH)?.asked(*from, asked)?;
+    let told = there.ok_or(Errno::EHOSTUNREACH)?.peers.asked(*from, asked)?;
     let mut body = Vec::new();
     frame::encode(&told, &mut body).unwrap();
     Ok(Reply::Cache(body))
@@ -80,7 +80,7 @@ impl Shared {
             });
             let running = open_shared(&dir, CAPACITY, MAP_BYTES, options, Some(peers));
             all.lock().push(Arc::downgrade(&running.fs));
-            running.fs.mounts_are_back(&[]);
+            running.fs.mounts.mounts_are_back(&[]);
             running
         });
         Shared { servers: servers.collect(), overheard }
@@ -101,8 +101,8 @@ impl Shared {
             if ino.shard() == ShardId(0) {
                 return Ok(ino);
             }
-            self.names().give_away(ino);
-            match self.data_server(ino).take(&[ino], None, false).pop().unwrap() {
+            self.names().stack.ownership.give_away(ino);
+            match self.data_server(ino).peers.take(&[ino], None, false).pop().unwrap() {
                 Err(Errno::ESTALE) => {}
                 other => return other.map(|attr| attr.ino),
             }
@@ -122,9 +122,9 @@ impl Shared {
                     self.names().create(&root, Ino::ROOT, name.as_bytes(), MODE, false).unwrap();
                 let ino = made.0.attr.ino;
                 if ino.shard() != ShardId(0) {
-                    self.names().give_away(ino);
-                    self.data_server(ino).take(&[ino], None, false).pop().unwrap().unwrap();
-                    self.data_server(ino).open_made(&root, ino, false).unwrap();
+                    self.names().stack.ownership.give_away(ino);
+                    self.data_server(ino).peers.take(&[ino], None, false).pop().unwrap().unwrap();
+                    self.data_server(ino).opens.open_made(&root, ino, false).unwrap();
                 }
                 ino
             }
@@ -417,7 +417,7 @@ fn a_changed_limit_of_drains_is_kept_over_a_restart() {
     for (found, changed) in [(0, 5 << 20), (5 << 20, 0), (0, 1)] {
         let shared = Shared::open(base.path());
         for server in &shared.servers {
-            assert_eq!(server.fs.drainer.rate(), found);
+            assert_eq!(server.fs.parts.drain_list.rate(), found);
             server.fs.set_rate(changed).unwrap();
         }
         shared.crash();

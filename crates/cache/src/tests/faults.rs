@@ -3,6 +3,7 @@
 
 use super::super::map::BLOCK_BYTES;
 use super::*;
+use crate::file::CacheFile;
 use forebay_proto::SetAttr;
 use forebay_proto::cache::{Keep, TreeState};
 
@@ -14,12 +15,12 @@ fn resize(cache: &Running, name: &str, size: u64) -> Result<()> {
 }
 
 fn file_of(cache: &Running, name: &str) -> Arc<CacheFile> {
-    cache.fs.nodes.get(cache.lookup(name).unwrap()).unwrap().file.unwrap()
+    cache.fs.parts.nodes.get(cache.lookup(name).unwrap()).unwrap().file.unwrap()
 }
 
 /// Turns a bit of a file's data on flash.
 fn flip(cache: &Running, name: &str, offset: u64) {
-    let object = cache.fs.flash.open(file_of(cache, name).ino).unwrap();
+    let object = cache.fs.parts.flash.open(file_of(cache, name).ino).unwrap();
     let mut byte = [0];
     object.read_exact_at(&mut byte, offset).unwrap();
     object.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
@@ -42,14 +43,14 @@ fn flash_that_cannot_be_read_costs_a_fetch_and_never_data() {
     let cache = rig.open();
     assert_eq!(cache.read("clean").unwrap(), pattern(1, 500_000));
     cache.write("dirty", 0, &pattern(2, 300_000));
-    cache.fs.flash.unreadable.store(true, Ordering::Relaxed);
+    cache.fs.parts.flash.unreadable.store(true, Ordering::Relaxed);
     assert_eq!(cache.read("dirty"), Err(Errno::EIO));
     let state = cache.flush("/");
     assert_eq!((state.failed, errno_of(&state)), (1, libc::EIO), "{state:?}");
     assert_eq!(rig.read_pfs("dirty"), b"", "nothing that was not read gets to the PFS");
     // What the PFS has is read from there.
     assert_eq!(cache.read("clean").unwrap(), pattern(1, 500_000));
-    cache.fs.flash.unreadable.store(false, Ordering::Relaxed);
+    cache.fs.parts.flash.unreadable.store(false, Ordering::Relaxed);
     assert_eq!(cache.read("dirty").unwrap(), pattern(2, 300_000));
     assert!(cache.flush("/").is_durable());
     assert_eq!(rig.read_pfs("dirty"), pattern(2, 300_000));
@@ -59,7 +60,7 @@ fn flash_that_cannot_be_read_costs_a_fetch_and_never_data() {
 /// What is held back by its policy has its checksums after a while.
 fn wait_for_sums(cache: &Running, name: &str) {
     let until = Instant::now() + Duration::from_secs(30);
-    while cache.fs.file_state(cache.lookup(name).unwrap()).unwrap().unverified {
+    while cache.fs.status.file_state(cache.lookup(name).unwrap()).unwrap().unverified {
         assert!(Instant::now() < until, "{name} stays unverified");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -77,7 +78,7 @@ fn what_lies_long_on_flash_gets_its_checksums_however_it_was_written() {
     for (i, piece) in data.chunks(47_008).enumerate() {
         cache.write("requests", 47_008 * i as u64, piece);
     }
-    let told = |name| cache.fs.file_state(cache.lookup(name).unwrap()).unwrap();
+    let told = |name| cache.fs.status.file_state(cache.lookup(name).unwrap()).unwrap();
     assert!(told("kernel").unverified && told("requests").unverified);
     assert_eq!(told("requests").state, "dirty");
     drop(by_kernel);
@@ -229,7 +230,7 @@ fn a_full_metadata_store_evicts_what_is_clean_and_its_writers_wait_for_drains() 
     for name in &kept {
         assert_eq!(rig.read_pfs(name), data, "{name}");
     }
-    let [.., evicted, _] = cache.fs.counters.bytes();
+    let [.., evicted, _] = cache.fs.parts.counters.bytes();
     assert!(evicted > 0, "all of it fitted");
     // Clean ones give way, as many as it takes.
     for i in 0..200 {
@@ -245,22 +246,26 @@ fn a_full_metadata_store_evicts_what_is_clean_and_its_writers_wait_for_drains() 
 fn drains_that_make_room_for_files_go_on_until_there_is_some() {
     let rig = Rig { map_bytes: 16 << 20, ..Rig::new(256 * MIB) };
     let cache = rig.open();
-    let few = || cache.fs.flash.has_room_for_a_file().is_err();
+    let few = || cache.fs.parts.flash.has_room_for_a_file().is_err();
     let made = (0..30_000).take_while(|i| {
         cache.write(&format!("file-{i}"), 0, &pattern(*i, 100));
         !few()
     });
     let made = made.count();
     assert!(few(), "{made} files are not enough");
-    let all = cache.fs.drainer.count();
+    let all = cache.fs.parts.drain_list.count();
     // One writer who waits, and no more than one.
     cache.write("one-more", 0, b"data");
     let until = Instant::now() + Duration::from_secs(20);
-    while cache.fs.space.is_tight(&cache.fs) {
-        assert!(Instant::now() < until, "{} of {all} are still dirty", cache.fs.drainer.count());
+    while cache.fs.stack.space.is_tight() {
+        assert!(
+            Instant::now() < until,
+            "{} of {all} are still dirty",
+            cache.fs.parts.drain_list.count()
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(cache.fs.drainer.count() > 0, "policies count again");
+    assert!(cache.fs.parts.drain_list.count() > 0, "policies count again");
     cache.crash();
 }
 
@@ -369,7 +374,7 @@ fn clocks_that_jump_hide_no_change_and_hold_no_drain_up() {
         let cache = rig.open();
         rig.put("f", &pattern(1, 300_000));
         assert_eq!(cache.read("f").unwrap(), pattern(1, 300_000));
-        cache.fs.clocks.ahead_ns.store(ahead_ns, Ordering::Relaxed);
+        cache.fs.parts.clocks.ahead_ns.store(ahead_ns, Ordering::Relaxed);
         // The PFS's clock jumps: times of its files are in the past or the future of others.
         for (seed, jump_s) in [(2, -7_200), (3, 7_200), (4, 0)] {
             std::fs::write(rig.pfs("f"), pattern(seed, 300_000)).unwrap();
@@ -442,11 +447,11 @@ fn a_watermark_drains_down_to_its_lower_mark() {
     std::thread::sleep(Duration::from_millis(1_500));
     assert_eq!(cache.state("/").files, 7, "22 % may stay");
     // A drain that ended among the writes would leave what came after it, up to the upper mark.
-    cache.fs.drainer.hold(true);
+    cache.fs.parts.drain_list.hold(true);
     for i in 7..12 {
         cache.write(&format!("f{i}"), 0, &data);
     }
-    cache.fs.drainer.hold(false);
+    cache.fs.parts.drain_list.hold(false);
     let until = Instant::now() + Duration::from_secs(20);
     while cache.state("/").dirty_bytes > 64 * MIB / 10 {
         assert!(Instant::now() < until, "{:?}", cache.state("/"));
@@ -493,7 +498,7 @@ fn a_drain_that_a_kill_cut_short_is_finished_also_if_the_file_was_written_anew()
     let file = file_of(&cache, "f");
     let begun = Some(super::super::record::Draining::InPlace);
     let mut state = file.state.lock();
-    state.save(&cache.fs.flash, &file, |record| record.draining = begun).unwrap();
+    state.save(&cache.fs.parts.flash, &file, |record| record.draining = begun).unwrap();
     drop(state);
     drop(file);
     // As far as it came.

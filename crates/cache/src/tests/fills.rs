@@ -33,7 +33,7 @@ impl<'s> Slow<'s> {
                     let _told = told.recv();
                 }
             })));
-            fs.fetch(&file, blocks, 0).unwrap();
+            fs.stack.fills.fetch(&file, blocks, 0).unwrap();
         });
         Slow { has_read, go_on, thread }
     }
@@ -49,7 +49,7 @@ fn sixteen_blocks<'a>(rig: &Rig, cache: &'a Running) -> (Handle<'a>, Arc<CacheFi
     let data = pattern(1, 16 * BLOCK_BYTES as usize);
     rig.put("in", &data);
     let handle = cache.open("in", libc::O_RDWR, false).unwrap();
-    let file = cache.fs.nodes.get(handle.ino).unwrap().file.unwrap();
+    let file = cache.fs.parts.nodes.get(handle.ino).unwrap().file.unwrap();
     (handle, file, data)
 }
 
@@ -65,7 +65,7 @@ fn what_is_written_while_another_fetch_ends_is_not_filled_over() {
         first.go_on.send(()).unwrap();
         first.has_read.recv().unwrap();
         // Of its first piece one block is evicted while it is at its second, and fetched by another.
-        file.state.lock().drop_blocks(&cache.fs.flash, &file, 2..3).unwrap();
+        file.state.lock().drop_blocks(&cache.fs.parts.flash, &file, 2..3).unwrap();
         let second = Slow::fetch(scope, &cache.fs, &file, 2..3);
         second.has_read.recv().unwrap();
         first.end();

@@ -10,7 +10,7 @@ const CAPACITY: u64 = 64 * MIB;
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn key_of(running: &Running, name: &str) -> pfs::Key {
-    running.fs.pfs.stat(name.as_bytes()).unwrap().key
+    running.fs.parts.pfs.stat(name.as_bytes()).unwrap().key
 }
 
 /// This thread says that it comes to a step, the first time, and goes on when it is told to.
@@ -74,15 +74,15 @@ fn what_is_forgotten_as_a_mount_comes_back_with_it_is_open_all_the_same() {
     let running = rig.open();
     let handle = running.open("f", libc::O_RDONLY, false).unwrap();
     let ino = handle.ino;
-    let forgotten = running.fs.nodes.get(ino).unwrap().file.unwrap();
+    let forgotten = running.fs.parts.nodes.get(ino).unwrap().file.unwrap();
     let key = {
         let mut state = forgotten.state.lock();
         (state.gone, state.forgotten) = (true, true);
         state.record.key
     };
-    running.fs.flash.remove(forgotten.ino, key).unwrap();
-    running.fs.reopen(ino, 1, false, false).unwrap();
-    let file = running.fs.nodes.get(ino).unwrap().file.unwrap();
+    running.fs.parts.flash.remove(forgotten.ino, key).unwrap();
+    running.fs.opens.reopen(ino, 1, false, false).unwrap();
+    let file = running.fs.parts.nodes.get(ino).unwrap().file.unwrap();
     assert!(!Arc::ptr_eq(&file, &forgotten));
     assert_eq!(handle.read_all().unwrap(), b"there");
     drop((file, forgotten, handle));
@@ -96,17 +96,17 @@ fn a_record_that_a_drain_has_overtaken_is_not_taken_for_the_files() {
     let running = rig.open();
     running.write("f", 0, b"first");
     let old = key_of(&running, "f");
-    let (ino, record) = running.fs.flash.find(old).unwrap().unwrap();
+    let (ino, record) = running.fs.parts.flash.find(old).unwrap().unwrap();
     assert!(running.flush("/").is_durable());
     let number = running.lookup("f").unwrap();
     let mut all = 2;
-    while running.fs.nodes.get(number).is_ok_and(|known| known.file.is_some()) {
+    while running.fs.parts.nodes.get(number).is_ok_and(|known| known.file.is_some()) {
         // The kernel forgets it, and what is in memory of it goes. Its number stays.
         running.fs.forget(number, 1);
         all -= 1;
         assert!(all >= 0, "somebody else holds the node");
     }
-    let loaded = running.fs.load(ino, Ino(0), &record);
+    let loaded = running.fs.stack.records.load(ino, Ino(0), &record);
     assert_eq!(loaded.map(drop), Err(Errno::ESTALE));
     running.write("f", 0, b"again");
     assert!(running.flush("/").is_durable());
@@ -123,9 +123,9 @@ fn a_dirty_file_under_another_name_on_flash_than_its_record_says_drains() {
         running.write("f", 0, b"first");
         let key = key_of(&running, "f");
         let other = pfs::Key { ino: key.ino + 1_000_000, ..key };
-        let (ino, _) = running.fs.flash.find(key).unwrap().unwrap();
-        running.fs.flash.release(ino);
-        running.fs.flash.rekey(ino, key, other).unwrap();
+        let (ino, _) = running.fs.parts.flash.find(key).unwrap().unwrap();
+        running.fs.parts.flash.release(ino);
+        running.fs.parts.flash.rekey(ino, key, other).unwrap();
         let told = running.flush("/");
         assert!(told.is_durable(), "{told:?}");
         assert_eq!(rig.read_pfs("f"), b"first");
@@ -145,11 +145,11 @@ fn a_dirty_file_under_another_name_on_flash_than_its_record_says_drains() {
 fn a_file_whose_name_on_flash_another_one_has_takes_nothing_of_it_along() {
     let rig = Rig::new(CAPACITY);
     let running = rig.open();
-    let flash = &running.fs.flash;
+    let flash = &running.fs.parts.flash;
     let record = |ino: u64| {
-        let mut stat = running.fs.pfs.stat(b"").unwrap();
+        let mut stat = running.fs.parts.pfs.stat(b"").unwrap();
         stat.key = pfs::Key { dev: 0, ino, born_ns: 0 };
-        record::Record::new(&stat, b"f", Who::server(), &running.fs.clocks)
+        record::Record::new(&stat, b"f", Who::server(), &running.fs.parts.clocks)
     };
     let (of_drained, of_gone) = (record(1_000_001), record(1_000_002));
     let drained = flash.make(&of_drained, 0).unwrap();

@@ -131,7 +131,7 @@ fn what_is_evicted_leaves_nothing_on_flash_that_nobody_knows() {
     let rig = Rig::new(48 * MIB);
     let flash = SmallFlash::below(&rig);
     let (cache, before) = half_of_a_file(&rig, &flash);
-    while cache.fs.space.evict_any(&cache.fs).is_ok() {}
+    while cache.fs.stack.space.evict_any().is_ok() {}
     let left = flash.used_bytes() - before;
     assert!(left < MIB, "{left} bytes stay");
     assert!(cache.read("big").unwrap() == pattern(1, 24 << 20));

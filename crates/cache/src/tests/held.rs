@@ -7,7 +7,7 @@ const CAPACITY: u64 = 64 * MIB;
 
 /// A PFS that does so, or one that does not.
 fn set_as_nfs(cache: &Running, is_as_nfs: bool) {
-    cache.fs.pfs.is_as_nfs.store(is_as_nfs, Ordering::Relaxed);
+    cache.fs.parts.pfs.is_as_nfs.store(is_as_nfs, Ordering::Relaxed);
 }
 
 /// Descriptors of this process that lead to what was at a path, and was removed.

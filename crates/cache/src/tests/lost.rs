@@ -10,7 +10,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// Where a file's data (0) or its map is on flash.
 fn object(rig: &Rig, cache: &Running, name: &str, part: u32) -> PathBuf {
-    let ino = cache.fs.nodes.get(cache.lookup(name).unwrap()).unwrap().file.unwrap().ino;
+    let ino = cache.fs.parts.nodes.get(cache.lookup(name).unwrap()).unwrap().file.unwrap().ino;
     let wanted = format!("{:016x}.{part}", ino.0);
     let fans = std::fs::read_dir(rig.base.path().join("store/data")).unwrap();
     let mut paths = fans.map(|fan| fan.unwrap().path().join(&wanted));

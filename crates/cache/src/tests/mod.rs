@@ -20,14 +20,15 @@ mod sides;
 
 use super::*;
 use forebay_namespace::NamespaceOptions;
-use forebay_proto::Caller;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, WriteMode};
 use forebay_proto::cache::TreeState;
 use forebay_proto::ids::ShardId;
+use forebay_proto::{Caller, Ino};
 use forebay_store::metadata::{LmdbStore, StoreOptions};
 use forebay_store::objects::{Accounting, Objects};
 use std::os::unix::fs::FileExt;
+use std::sync::Weak;
 use std::time::Instant;
 
 const MODE: CreateArgs = CreateArgs { mode: 0o644, umask: 0 };

@@ -367,7 +367,7 @@ fn a_temporary_that_cannot_be_removed_is_removed_later() {
     for restart in [false, true] {
         let rig = Rig::new(CAPACITY);
         let cache = rig.open();
-        cache.fs.pfs.keeps_names.store(true, Ordering::Relaxed);
+        cache.fs.parts.pfs.keeps_names.store(true, Ordering::Relaxed);
         cache.write("f", 0, &pattern(1, 100_000));
         assert!(cache.flush("/").is_durable());
         assert!(rig.read_pfs("f") == pattern(1, 100_000));
@@ -378,7 +378,7 @@ fn a_temporary_that_cannot_be_removed_is_removed_later() {
                 rig.open()
             }
             false => {
-                cache.fs.pfs.keeps_names.store(false, Ordering::Relaxed);
+                cache.fs.parts.pfs.keeps_names.store(false, Ordering::Relaxed);
                 cache
             }
         };
@@ -388,7 +388,7 @@ fn a_temporary_that_cannot_be_removed_is_removed_later() {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(rig.read_pfs("f") == pattern(1, 100_000));
-        assert!(cache.fs.flash.leftovers().unwrap().is_empty(), "it is off the record");
+        assert!(cache.fs.parts.flash.leftovers().unwrap().is_empty(), "it is off the record");
         cache.crash();
     }
 }

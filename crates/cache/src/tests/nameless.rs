@@ -24,8 +24,8 @@ fn link(cache: &Running, ino: Ino, name: &str) -> Result<u32> {
 
 /// Files on flash.
 fn on_flash(cache: &Running) -> usize {
-    let all = cache.fs.flash.all().unwrap();
-    all.iter().for_each(|(ino, _)| cache.fs.flash.release(*ino));
+    let all = cache.fs.parts.flash.all().unwrap();
+    all.iter().for_each(|(ino, _)| cache.fs.parts.flash.release(*ino));
     all.len()
 }
 

@@ -10,8 +10,8 @@ use forebay_store::objects::ObjectStat;
 impl Running {
     /// What flash has of a file.
     fn object(&self, name: &str) -> ObjectStat {
-        let known = self.fs.nodes.get(self.lookup(name).unwrap()).unwrap();
-        self.fs.flash.stat(known.file.unwrap().ino).unwrap()
+        let known = self.fs.parts.nodes.get(self.lookup(name).unwrap()).unwrap();
+        self.fs.parts.flash.stat(known.file.unwrap().ino).unwrap()
     }
 
     /// Bytes that are taken behind the end of a file.
@@ -182,18 +182,18 @@ fn room_for_kernels_is_made_without_a_wait_for_files_that_are_in_use() {
     }
     // All but the last are in use, as by readers past the cache who wait for the PFS: together they make up for more room
     // than there is else.
-    let file = |n| cache.fs.nodes.get(cache.lookup(&name(n)).unwrap()).unwrap().file.unwrap();
+    let file = |n| cache.fs.parts.nodes.get(cache.lookup(&name(n)).unwrap()).unwrap().file.unwrap();
     let used: Vec<_> = (0..6).map(file).collect();
     let gates: Vec<_> = used.iter().map(|file| file.gate.read()).collect();
-    let evicted = || cache.fs.counters.bytes()[3];
+    let evicted = || cache.fs.parts.counters.bytes()[3];
     let begun = Instant::now();
-    cache.fs.space.keep_room(&cache.fs);
+    cache.fs.stack.space.keep_room();
     let took = begun.elapsed();
     assert_eq!(evicted(), 8 * MIB, "what nobody uses");
     assert!(took < 3 * WAIT, "{took:?}: it waited for files in use");
     // They may go when they are not used any more.
     drop(gates);
-    cache.fs.space.keep_room(&cache.fs);
+    cache.fs.stack.space.keep_room();
     assert!(evicted() > 8 * MIB);
     cache.crash();
 }

@@ -355,10 +355,10 @@ fn what_is_kept_in_the_place_of_another_file_is_there_when_the_command_ends() {
     };
     let theirs = look("g2");
     // While the PFS fails nothing is decided, and nothing of theirs is changed.
-    fs.pfs.foul.store(libc::EIO, Ordering::Relaxed);
+    fs.parts.pfs.foul.store(libc::EIO, Ordering::Relaxed);
     assert_eq!(fs.resolve(&root, b"/f", Keep::Ours).map(drop), Err(Errno::EIO));
     assert_eq!((cache.state("/").conflicts, look("f"), look("g2")), (1, theirs, theirs));
-    fs.pfs.foul.store(0, Ordering::Relaxed);
+    fs.parts.pfs.foul.store(0, Ordering::Relaxed);
     // Looked up last.
     cache.lookup("g2").unwrap();
     fs.resolve(&root, b"/f", Keep::Ours).unwrap();
@@ -392,10 +392,10 @@ fn a_file_that_was_to_be_replaced_and_is_kept_after_all_drains_in_place() {
     for keep in [Keep::Theirs, Keep::Both] {
         let cache = rig.open();
         replaced(&rig, &cache);
-        cache.fs.pfs.foul.store(libc::ENOSPC, Ordering::Relaxed);
+        cache.fs.parts.pfs.foul.store(libc::ENOSPC, Ordering::Relaxed);
         let tried = cache.fs.resolve(&Caller::root(), b"/f", Keep::Ours).map(drop);
         assert_eq!(tried, Err(Errno::ENOSPC));
-        cache.fs.pfs.foul.store(0, Ordering::Relaxed);
+        cache.fs.parts.pfs.foul.store(0, Ordering::Relaxed);
         let mut theirs = pattern(1, 300_000);
         std::fs::write(rig.pfs("f"), &theirs).unwrap();
         cache.fs.resolve(&Caller::root(), b"/f", keep).unwrap();

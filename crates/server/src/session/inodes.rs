@@ -33,6 +33,6 @@ impl Inodes for CacheFs {
     }
 
     fn must_exist(&self, ino: Ino) -> Result<()> {
-        self.must_be_known(ino)
+        self.mounts().must_be_known(ino)
     }
 }

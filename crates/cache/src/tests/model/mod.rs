@@ -105,7 +105,7 @@ fn child_model() {
         journal.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
     drop(told);
-    cache.fs.pfs.foul.store(0, Ordering::Relaxed);
+    cache.fs.parts.pfs.foul.store(0, Ordering::Relaxed);
     cache.crash();
 }
 
@@ -247,16 +247,16 @@ impl Drop for ToldOnPanic<'_> {
         if !std::thread::panicking() {
             return;
         }
-        for (ino, record) in self.0.fs.flash.all().unwrap_or_default() {
-            let size = self.0.fs.flash.stat(ino).map(|object| object.size_bytes);
+        for (ino, record) in self.0.fs.parts.flash.all().unwrap_or_default() {
+            let size = self.0.fs.parts.flash.stat(ino).map(|object| object.size_bytes);
             eprintln!("on record: inode {ino}, {size:?} bytes, {record:?}");
         }
-        for file in self.0.fs.drainer.files() {
+        for file in self.0.fs.parts.drain_list.files() {
             eprintln!("to be drained: inode {}, {} opens", file.ino, file.state.lock().opens);
         }
-        eprintln!("to be removed from the PFS: {:?}", self.0.fs.flash.leftovers());
+        eprintln!("to be removed from the PFS: {:?}", self.0.fs.parts.flash.leftovers());
         for name in NAMES {
-            eprintln!("on the PFS: {name}: {:?}", self.0.fs.pfs.stat(name.as_bytes()));
+            eprintln!("on the PFS: {name}: {:?}", self.0.fs.parts.pfs.stat(name.as_bytes()));
         }
     }
 }

@@ -241,11 +241,11 @@ impl World<'_> {
     }
 
     fn weather(&self, errno: i32) {
-        self.cache.fs.pfs.foul.store(errno, Ordering::Relaxed);
+        self.cache.fs.parts.pfs.foul.store(errno, Ordering::Relaxed);
     }
 
     fn is_foul(&self) -> bool {
-        self.cache.fs.pfs.foul.load(Ordering::Relaxed) != 0
+        self.cache.fs.parts.pfs.foul.load(Ordering::Relaxed) != 0
     }
 
     /// Lets all files go that were pinned; false if none was.
@@ -282,7 +282,7 @@ impl World<'_> {
         let describe = |(ino, record): (_, crate::record::Record)| {
             let path = String::from_utf8_lossy(record.path.as_bytes()).into_owned();
             let pinned = if record.pinned { "pinned " } else { "" };
-            let Some(file) = fs.loaded_or_load(ino).ok().flatten() else {
+            let Some(file) = fs.stack.records.loaded_or_load(ino).ok().flatten() else {
                 return format!("{path}: not loaded");
             };
             let state = file.state.lock();
@@ -298,8 +298,9 @@ impl World<'_> {
                 state.record.whole
             )
         };
-        let mut told: Vec<String> = fs.flash.all().unwrap().into_iter().map(describe).collect();
-        told.push(format!("used and capacity {:?}", fs.flash.space()));
+        let mut told: Vec<String> =
+            fs.parts.flash.all().unwrap().into_iter().map(describe).collect();
+        told.push(format!("used and capacity {:?}", fs.parts.flash.space()));
         told
     }
 
@@ -430,15 +431,15 @@ impl World<'_> {
         }
         // Between a drain's look at the PFS file and its write in place nobody can be seen.
         let file = self.cache.lookup(NAMES[name]).ok();
-        let file = file.and_then(|ino| self.cache.fs.nodes.get(ino).ok()?.file);
+        let file = file.and_then(|ino| self.cache.fs.parts.nodes.get(ino).ok()?.file);
         let no_drain = file.as_ref().map(|file| file.drain.lock());
         let had = std::fs::read(&on_pfs);
         let had_all = had.as_ref().is_ok_and(|had| Some(had) == model.get(name));
         let is_gone = |asked: &str| {
             // A file that was opened for writing and not written, for instance, is not told of any more.
             if !had_all {
-                for (ino, record) in self.cache.fs.flash.all().unwrap_or_default() {
-                    let size = self.cache.fs.flash.stat(ino).map(|object| object.size_bytes);
+                for (ino, record) in self.cache.fs.parts.flash.all().unwrap_or_default() {
+                    let size = self.cache.fs.parts.flash.stat(ino).map(|object| object.size_bytes);
                     eprintln!("on record: inode {ino}, {size:?} bytes, {record:?}");
                 }
                 let lengths = (had.as_ref().map(Vec::len), model.get(name).map(Vec::len));

@@ -109,7 +109,7 @@ impl At<'_> {
         let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
         let _turn = self.sessions.sizes.alone(ino);
         let alone = !self.sessions.leases.is_open_locally(ino);
-        let (object, at) = cache.fs.data_of(ino)?;
+        let (object, at) = cache.fs.mounts().data_of(ino)?;
         let count = self.payload.len() as u32;
         names
             .answers()

@@ -104,7 +104,7 @@ impl BufferType for Cached {
 
     fn object_again(&self, _: &Caller, ino: Ino) -> Option<Arc<File>> {
         // The open of the first answer counts already.
-        self.fs.object(ino).ok()
+        self.fs.mounts().object(ino).ok()
     }
 
     fn answer_peer(&self, sessions: &Sessions, from: ShardId, request: &[u8]) -> Result<Vec<u8>> {
@@ -117,7 +117,7 @@ impl BufferType for Cached {
 
     fn may_have_held(&self, session: &Session, ino: Ino) -> bool {
         match &session.acts_as {
-            Some(who) => ino == Ino::ROOT || self.fs.may_reach(who, ino).is_ok(),
+            Some(who) => ino == Ino::ROOT || self.fs.mounts().may_reach(who, ino).is_ok(),
             None => true,
         }
     }
@@ -135,20 +135,20 @@ impl BufferType for Cached {
     }
 
     fn client_left(&self, client: ClientId, held: Vec<Ino>) {
-        self.fs.mount_left(client, held);
+        self.fs.mounts().mount_left(client, held);
     }
 
     fn client_is_back(&self, client: ClientId) {
-        self.fs.mount_is_back(client);
+        self.fs.mounts().mount_is_back(client);
     }
 
     fn client_has_gone(&self, client: ClientId) {
         self.writing.lock().remove(&client);
-        self.fs.mount_is_back(client);
+        self.fs.mounts().mount_is_back(client);
     }
 
     fn clients_are_back(&self, given_up: &[ClientId]) {
-        self.fs.mounts_are_back(given_up);
+        self.fs.mounts().mounts_are_back(given_up);
     }
 }
 
@@ -175,7 +175,7 @@ impl At<'_> {
         if let Err(errno) = self.must_be_allowed(cache, call) {
             return Reply::failed(errno);
         }
-        if !cache.fs.has_names() && is_of_names(call) {
+        if !cache.fs.ownership().has_names() && is_of_names(call) {
             // No mount that keeps to the numbers asks this here.
             return Reply::failed(Errno::ESTALE);
         }

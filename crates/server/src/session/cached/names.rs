@@ -143,7 +143,7 @@ impl At<'_> {
     ) -> Result<Answer> {
         let _turn = self.sessions.order.of(parent);
         let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
-        let child = cache.fs.peek(&self.caller, parent, name)?.map(|(ino, _)| ino);
+        let child = cache.fs.mounts().peek(&self.caller, parent, name)?.map(|(ino, _)| ino);
         subjects.extend(child.map(Subject::Attrs));
         let _changing = self.sessions.change(self.session, &subjects);
         self.noted(child.unwrap_or(NOTHING), remove, |()| NOTHING)?;
@@ -174,8 +174,8 @@ impl At<'_> {
     ) -> Result<Vec<(Ino, &'n [u8])>> {
         let _turns = self.sessions.order.of_two(from.0, to.0);
         let mut subjects = subjects_of_rename(from.0, to.0);
-        let moved = cache.fs.peek(&self.caller, from.0, from.1)?;
-        let replaced = cache.fs.peek(&self.caller, to.0, to.1)?;
+        let moved = cache.fs.mounts().peek(&self.caller, from.0, from.1)?;
+        let replaced = cache.fs.mounts().peek(&self.caller, to.0, to.1)?;
         let inode = |(ino, _)| Subject::Attrs(ino);
         subjects.extend(moved.into_iter().chain(replaced).map(inode));
         let _changing = self.sessions.change(self.session, &subjects);

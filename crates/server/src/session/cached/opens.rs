@@ -113,7 +113,7 @@ impl Cached {
         for (list, local) in [(opens.served, false), (opens.local, true)] {
             for (ino, count) in list {
                 for _ in 0..count {
-                    cache.release_unheard(ino, local);
+                    cache.opens().release_unheard(ino, local);
                 }
             }
         }
@@ -137,14 +137,14 @@ impl Cached {
                 }
                 let may = |flags| match &at.session.acts_as {
                     None => true,
-                    Some(who) => cache.may_open(who, ino, flags).is_ok(),
+                    Some(who) => cache.mounts().may_open(who, ino, flags).is_ok(),
                 };
                 let reading = may(libc::O_RDONLY as u32);
                 let writing = may(libc::O_WRONLY as u32);
                 if !reading && !writing {
                     continue;
                 }
-                match cache.reopen(ino, count, local, written) {
+                match cache.opens().reopen(ino, count, local, written) {
                     Ok(by_kernel) => {
                         let mut opens = at.session.opens.lock();
                         at.refer(self, opens.add(ino, count, local), ino);
@@ -172,7 +172,7 @@ impl At<'_> {
     /// not mean another file before the last close of this one is heard of.
     fn refer(&self, cache: &Cached, is_first: bool, ino: Ino) {
         if is_first {
-            cache.fs.take_reference(ino);
+            cache.fs.mounts().take_reference(ino);
         }
     }
 

@@ -43,9 +43,9 @@ impl At<'_> {
     /// goes to whoever takes it there.
     pub(super) fn is_elsewhere(&self, cache: &Cached, attr: &Attr) -> bool {
         let kind = FileKind::from_mode(attr.mode).unwrap_or(FileKind::Dir);
-        let elsewhere = cache.fs.is_elsewhere(attr.ino, kind);
+        let elsewhere = cache.fs.ownership().is_elsewhere(attr.ino, kind);
         if elsewhere {
-            cache.fs.give_away(attr.ino);
+            cache.fs.ownership().give_away(attr.ino);
         }
         elsewhere
     }
@@ -72,7 +72,7 @@ impl At<'_> {
     }
 
     fn cache_taken(&self, cache: &Cached, all: &[Ino], to_write: bool) -> Vec<Result<Attr>> {
-        let taken = cache.fs.take(all, self.session.acts_as.as_ref(), to_write);
+        let taken = cache.fs.peers().take(all, self.session.acts_as.as_ref(), to_write);
         for attr in taken.iter().flatten() {
             self.sessions.took(self.session, attr.ino);
         }
@@ -86,12 +86,12 @@ impl At<'_> {
             // Who makes a file may write it whatever its mode; who owns it can give themselves the right.
             let made = user.uid == attr.uid && attr.size_bytes == 0;
             if !made {
-                cache.fs.may_open(user, ino, libc::O_RDWR as u32)?;
+                cache.fs.mounts().may_open(user, ino, libc::O_RDWR as u32)?;
             }
         }
         let want_local = want_local && self.local;
         let open = || {
-            let opened = cache.fs.open_made(&self.caller, ino, want_local)?;
+            let opened = cache.fs.opens().open_made(&self.caller, ino, want_local)?;
             self.opened(cache, ino, opened.local.is_some(), libc::O_RDWR as u32);
             Ok(opened)
         };
@@ -112,14 +112,14 @@ impl Cached {
     ) -> Result<Vec<u8>> {
         let request = PeerRequest::decode(request)?;
         let Some(change) = request.names_changed() else {
-            return self.fs.answer_peer(from, request);
+            return self.fs.peers().answer_peer(from, request);
         };
         // Who believes what its attributes were, or has the name cached, hears of it first.
         let by: Option<SessionId> =
             Some(change.client).filter(|c| *c != 0).and_then(|c| sessions.session_of(c));
         let subjects = [Subject::Attrs(change.ino)];
         sessions.begin_change(by, &subjects);
-        let told = self.fs.answer_peer(from, request);
+        let told = self.fs.peers().answer_peer(from, request);
         sessions.end_change(&subjects);
         if let Some((dir, name)) = change.gone {
             sessions.name_gone(by, change.ino, dir, &name);

@@ -86,7 +86,7 @@ impl At<'_> {
                 let attr = cache.fs.getattr(ino)?;
                 let flags = libc::O_RDWR as u32;
                 let opened = self.cache_open(cache, ino, flags, false, want_local)?;
-                cache.fs.take_reference(ino);
+                cache.fs.mounts().take_reference(ino);
                 self.sessions.took(self.session, ino);
                 let local = opened.local.is_some();
                 let attr = self.sessions.keep(self.session, attr);
@@ -127,9 +127,9 @@ impl At<'_> {
         room: &mut Vec<u8>,
     ) -> Result<Reply> {
         let at = |dir, name| {
-            cache.fs.peek(&self.caller, dir, name).map(|found| found.map(|(ino, _)| ino))
+            cache.fs.mounts().peek(&self.caller, dir, name).map(|found| found.map(|(ino, _)| ino))
         };
-        let exists = |dir, name| cache.fs.exists(&self.caller, dir, name);
+        let exists = |dir, name| cache.fs.mounts().exists(&self.caller, dir, name);
         let done = match *call {
             Call::Mknod { parent, name, .. }
             | Call::Mkdir { parent, name, .. }
@@ -141,7 +141,7 @@ impl At<'_> {
             }
             Call::Rename { parent, name, new_parent, new_name, flags } => match goes {
                 Ino(0) if flags & rename_flags::WHITEOUT != 0 => {
-                    cache.fs.is_whiteout(&self.caller, parent, name)?
+                    cache.fs.mounts().is_whiteout(&self.caller, parent, name)?
                 }
                 // No mount knew it: only that it is gone from there.
                 Ino(0) => !exists(parent, name)?,

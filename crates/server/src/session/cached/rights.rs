@@ -46,7 +46,7 @@ impl At<'_> {
                 // As the kernel has it for xattr(7).
                 match (name.starts_with(b"user.forebay."), name.starts_with(b"user.")) {
                     _ if name.starts_with(b"trusted.") => Err(Errno::ENODATA),
-                    (false, true) => cache.fs.may_open(&self.caller, ino, READ),
+                    (false, true) => cache.fs.mounts().may_open(&self.caller, ino, READ),
                     _ => Ok(()),
                 }
             }
@@ -54,19 +54,19 @@ impl At<'_> {
                 held(ino)?;
                 match change.size_bytes {
                     Some(_) if !self.session.opens.lock().may_write(ino) => {
-                        cache.fs.may_open(&self.caller, ino, WRITE)
+                        cache.fs.mounts().may_open(&self.caller, ino, WRITE)
                     }
                     _ => Ok(()),
                 }
             }
             Call::List { ino, .. } => {
                 held(ino)?;
-                cache.fs.may_open(&self.caller, ino, READ)
+                cache.fs.mounts().may_open(&self.caller, ino, READ)
             }
             Call::Open { ino, open_flags, .. } => {
                 held(ino)?;
                 let access = open_flags & libc::O_ACCMODE as u32;
-                cache.fs.may_open(&self.caller, ino, access)
+                cache.fs.mounts().may_open(&self.caller, ino, access)
             }
             Call::Read { ino, .. } | Call::Seek { ino, .. } => self.must_read(ino),
             Call::Write { ino, .. } | Call::Fallocate { ino, .. } => self.must_write(ino),
@@ -80,7 +80,7 @@ impl At<'_> {
 
     /// True if a listing may tell attributes, as `stat` of each name does.
     pub(super) fn may_stat_below(&self, cache: &Cached, ino: Ino) -> bool {
-        self.session.acts_as.is_none() || cache.fs.may_search(&self.caller, ino).is_ok()
+        self.session.acts_as.is_none() || cache.fs.mounts().may_search(&self.caller, ino).is_ok()
     }
 
     /// An error if this mount speaks of what it was not given.
@@ -97,7 +97,7 @@ impl At<'_> {
         }
         // What another server has, this mount holds there.
         match ino.shard() != self.sessions.facts.shard {
-            true => cache.fs.may_reach(&self.caller, ino),
+            true => cache.fs.mounts().may_reach(&self.caller, ino),
             false => Err(Errno::ESTALE),
         }
     }

@@ -4,54 +4,19 @@
 //! to be removed later (`pfs_leftovers`). Called by the drain's workers, when a file has lost its last name, and
 //! at the start.
 
-use super::super::CacheFs;
-use super::super::file::CacheFile;
-use super::super::record::{Base, Draining};
-use super::{Outcome, at};
-use forebay_proto::Errno;
+use super::super::super::file::CacheFile;
+use super::super::super::record::{Base, Draining};
+use super::super::{Outcome, at};
+use super::Publisher;
 use forebay_proto::control::PathBytes;
-use rustix::fs::OFlags;
 use std::sync::Arc;
 
-impl CacheFs {
-    /// Ends a file that was removed while a drain had something beside it. One that is still under way
-    /// does it at its end: this is called after the file is `gone`, and after each drain.
-    pub(in super::super) fn end_lost(&self, file: &CacheFile) -> forebay_proto::Result<()> {
-        let Some(_one) = file.drain.try_lock() else { return Ok(()) };
-        let (key, draining) = {
-            let mut state = file.state.lock();
-            if !std::mem::take(&mut state.record.removed) {
-                return Ok(());
-            }
-            (state.record.key, state.record.draining.take())
-        };
-        if let Some(Draining::Temporary { dir, name, .. }) = draining {
-            self.drop_beside(file, dir.as_bytes(), name.as_bytes())?;
-        }
-        forebay_failpoint::step("nothing is beside a removed file");
-        self.flash.remove(file.ino, key)
-    }
-
-    /// Removes what a drain has beside a file, in this directory.
-    pub(super) fn drop_beside(
-        &self,
-        file: &CacheFile,
-        path: &[u8],
-        name: &[u8],
-    ) -> forebay_proto::Result<()> {
-        match self.pfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(dir) => self.drop_temporary(file, &dir, (path, name), None),
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => {}
-            Err(e) => return Err(e),
-        }
-        Ok(())
-    }
-
+impl Publisher {
     /// Takes up a drain at the start, before anybody looks names up. What cannot be done now is done by the
     /// next drain.
-    pub(in super::super) fn take_up_drain(&self, file: &Arc<CacheFile>) {
+    pub(crate) fn take_up_drain(&self, file: &Arc<CacheFile>) {
         if matches!(file.state.lock().record.draining, Some(Draining::Temporary { .. })) {
-            self.wait_for_names();
+            self.ownership.wait_for_names();
         }
         if let Err(error) = self.clear_temporary(file).and_then(|()| self.take_up_in_place(file)) {
             tracing::warn!(errno = %error.errno, what = error.what, "a drain that was cut short");
@@ -83,7 +48,7 @@ impl CacheFs {
 
     /// Removes what a drain that was cut short left on the PFS. If its last step was done, the
     /// temporary is the file.
-    pub(super) fn clear_temporary(&self, file: &Arc<CacheFile>) -> Outcome<()> {
+    pub(crate) fn clear_temporary(&self, file: &Arc<CacheFile>) -> Outcome<()> {
         let (draining, path) = {
             let state = file.state.lock();
             (state.record.draining.clone(), state.record.path.as_bytes().to_vec())
@@ -94,9 +59,12 @@ impl CacheFs {
         let is_it = |path: Vec<u8>| self.pfs.stat(&path).ok().filter(|stat| Some(stat.key) == key);
         let published = paths.into_iter().find_map(is_it);
         let now = published.as_ref().map_or(file.state.lock().record.key, |stat| stat.key);
-        self.tell_keys(file, now, None).map_err(at("tell the metadata server what it is"))?;
+        self.ownership
+            .tell_keys(file, now, None)
+            .map_err(at("tell the metadata server what it is"))?;
         // Before the record forgets it: once the new file is adopted nothing tells of the name beside it.
-        self.drop_beside(file, dir.as_bytes(), name.as_bytes())
+        self.leftovers
+            .drop_beside(file, dir.as_bytes(), name.as_bytes())
             .map_err(at("remove what is left of a drain"))?;
         if let Some(stat) = &published {
             self.adopt(file, stat)?;

@@ -6,12 +6,12 @@
 //! takes its block out of the set); a file that a kernel has open keeps saying `unverified`; the application goes
 //! first. Called by the drain's workers for files that may not drain yet.
 
-use super::super::CacheFs;
-use super::super::file::CacheFile;
-use super::super::map::{BLOCK_BYTES, Entry, bits};
-use super::super::record::State;
-use super::foreground::Turn;
-use super::settle::Sums;
+use super::super::super::file::CacheFile;
+use super::super::super::map::{BLOCK_BYTES, Entry, bits};
+use super::super::super::record::State;
+use super::super::foreground::Turn;
+use super::Settler;
+use super::Sums;
 use forebay_proto::{Errno, Result};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ const QUIET: Duration = Duration::from_secs(3);
 /// What drains within this time is not read before.
 const DRAINS_SOON: Duration = Duration::from_secs(5);
 
-impl CacheFs {
+impl Settler {
     /// A file may not drain before `due`: it is read for the checksums that it lacks. When it is to be
     /// looked at next.
-    pub(super) fn sum_up_before(
+    pub(crate) fn sum_up_before(
         &self,
         file: &Arc<CacheFile>,
         due: Instant,
@@ -34,9 +34,9 @@ impl CacheFs {
         if due <= now + DRAINS_SOON || !lacks_sums(file) {
             return due;
         }
-        let own = self.written_ago(file).and_then(|ago| now.checked_sub(ago));
+        let own = self.foreground.written_ago(file).and_then(|ago| now.checked_sub(ago));
         let by_request = file.state.lock().last_write;
-        let last = own.max(Some(by_request)).max(self.last_foreground_write());
+        let last = own.max(Some(by_request)).max(self.foreground.last_foreground_write());
         match last.map(|last| last + QUIET) {
             Some(quiet) if quiet > now => return due.min(quiet),
             _ => {}
@@ -54,7 +54,7 @@ impl CacheFs {
 
     fn sum_up(&self, file: &Arc<CacheFile>) -> Result<()> {
         let _one = file.drain.lock();
-        if self.data_is_lost(file)? {
+        if self.losses.data_is_lost(file)? {
             return Ok(());
         }
         let whole = {
@@ -84,7 +84,7 @@ impl CacheFs {
         let mut data = vec![0; BLOCK_BYTES as usize];
         let mut turn = Turn::begin();
         for block in blocks {
-            if self.drainer.is_stopping() {
+            if self.drain_list.is_stopping() {
                 return Err(Errno::ECANCELED);
             }
             let _gate = file.gate.read();
@@ -103,7 +103,7 @@ impl CacheFs {
                 state.put(&self.flash, file, block, &[entry])?;
             }
             drop((state, _gate));
-            turn.give_way(self);
+            turn.give_way(&self.foreground);
         }
         Ok(())
     }

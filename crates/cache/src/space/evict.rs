@@ -1,21 +1,21 @@
-//! What goes when room is needed on flash: the clean blocks of a segment, as [`super::space`] has chosen it.
+//! What goes when room is needed on flash: the clean blocks of a segment, as [`super`] has chosen it.
 //!
 //! Invariants: only blocks that are PRESENT and not DIRTY go, looked at under the file's locks in the moment when they
 //! go, and nothing of a file that a kernel has open itself, that is pinned or whole dirty. A block leaves the map
 //! before its data leaves flash. What lies beside it and is on no map goes along: the rest of a large page of a store in
 //! memory, or what a kill left.
 
-use super::CacheFs;
-use super::file::{CacheFile, FileState};
-use super::map::{Entry, bits};
-use super::space::SEGMENT_BLOCKS;
+use super::super::file::{CacheFile, FileState};
+use super::super::map::{Entry, bits};
+use super::SEGMENT_BLOCKS;
+use super::Space;
 use forebay_proto::{Ino, Result};
 use std::ops::Range;
 use std::time::Duration;
 
 /// What came of a segment that was to go.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Went {
+pub(crate) enum Went {
     /// So many bytes are gone.
     Bytes(u64),
     /// It has to stay.
@@ -24,7 +24,7 @@ pub(super) enum Went {
     InUse,
 }
 
-impl CacheFs {
+impl Space {
     /// Evicts the blocks of `clean`, and gives back what lies in all of `around`, of which nothing else is here.
     fn evict_run(
         &self,
@@ -38,21 +38,12 @@ impl CacheFs {
         // The entries first: a kill in between leaves data that nobody believes.
         state.put(&self.flash, file, clean.start, &vec![Entry::default(); count])?;
         forebay_failpoint::step("a block is off the map");
-        self.punch(file, around)
-    }
-
-    /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
-    /// must meet no holes.
-    pub(super) fn is_in_kernel(&self, file: &CacheFile, state: &mut FileState) -> Result<bool> {
-        if state.locals == 0 && state.maybe_in_kernel {
-            state.maybe_in_kernel = self.flash.is_open_elsewhere(file.ino)?;
-        }
-        Ok(state.locals > 0 || state.maybe_in_kernel)
+        self.flash.punch(file.ino, around)
     }
 
     /// Evicts what is clean of a segment. Who uses its file is waited for so long.
-    pub(super) fn evict_segment(&self, ino: Ino, segment: u64, patience: Duration) -> Result<Went> {
-        let Some(file) = self.loaded_or_load(ino)? else { return Ok(Went::Bytes(0)) };
+    pub(crate) fn evict_segment(&self, ino: Ino, segment: u64, patience: Duration) -> Result<Went> {
+        let Some(file) = self.records.loaded_or_load(ino)? else { return Ok(Went::Bytes(0)) };
         let gate = match patience.is_zero() {
             true => file.gate.try_write(),
             false => file.gate.try_write_for(patience),
@@ -67,7 +58,7 @@ impl CacheFs {
         if r.whole || state.whole_on_flash || r.pinned || in_use {
             return Ok(Went::Stays);
         }
-        if self.is_in_kernel(&file, &mut state)? {
+        if state.is_in_kernel(&self.flash, &file)? {
             return Ok(Went::Stays);
         }
         let (mut bytes, mut kept) = (0, false);
@@ -94,8 +85,8 @@ impl CacheFs {
             from = block + 1;
         }
         self.counters.evicted(bytes);
-        self.note_evicted(&file, &state, bytes);
-        self.forget_empty(&file, state)?;
+        self.events.note_evicted(&file, &state, bytes);
+        self.records.forget_empty(&file, state)?;
         // What was in use may go another time.
         Ok(if bytes == 0 && kept { Went::Stays } else { Went::Bytes(bytes) })
     }

@@ -1,30 +1,30 @@
 //! Listing directories: the PFS's entries in its own order, under its own positions.
 
-use super::CacheFs;
-use super::names::DRAIN_PREFIX;
-use super::pfs::errno;
+use super::super::names::Names;
+use super::super::pfs::errno;
+use super::DRAIN_PREFIX;
 use forebay_credentials::acting::Who;
 use forebay_proto::api::DirEntry;
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Cookie, Errno, Ino, Result};
-use rustix::fs::{self as rfs, OFlags, SeekFrom};
+use rustix::fs::{self as rfs, SeekFrom};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Bytes of entries that are asked of the PFS at a time.
 const BATCH_BYTES: usize = 32 << 10;
 
-impl CacheFs {
+impl Names {
     /// Calls `sink` with the entries after a position until it returns false. With `plus` each has
     /// its attributes, and one that was accepted is referenced.
-    pub(super) fn list(
+    pub(crate) fn list(
         &self,
         ino: Ino,
         after: Cookie,
         plus: bool,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let (who, dir) = self.open_list(ino)?;
+        let (who, dir) = self.inodes.open_list(ino)?;
         rfs::seek(&dir, SeekFrom::Start(after.0)).map_err(errno)?;
         let mut buffer = vec![MaybeUninit::uninit(); BATCH_BYTES];
         let mut entries = rfs::RawDir::new(&dir, &mut buffer);
@@ -55,19 +55,6 @@ impl CacheFs {
         Ok(())
     }
 
-    /// A directory without a requester, open for reading: as the server, or else as who looked it up last.
-    pub(super) fn open_list(&self, ino: Ino) -> Result<(Who, OwnedFd)> {
-        let who = Who::server();
-        match self.open_dir(&who, ino, OFlags::RDONLY) {
-            Err(Errno::EACCES | Errno::EPERM) => {
-                let who = self.nodes.get(ino)?.who;
-                let dir = self.open_dir(&who, ino, OFlags::RDONLY)?;
-                Ok((who, dir))
-            }
-            other => other.map(|dir| (who, dir)),
-        }
-    }
-
     fn give_dots(
         &self,
         ino: Ino,
@@ -81,7 +68,7 @@ impl CacheFs {
     }
 
     #[expect(clippy::too_many_arguments, reason = "the entry's parts, passed on as they come")]
-    fn give(
+    pub(crate) fn give(
         &self,
         who: &Who,
         dir: &OwnedFd,
@@ -101,15 +88,15 @@ impl CacheFs {
             return Ok(sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: None }));
         }
         let ino = self.nodes.seen(parent, name, stat.key, stat.kind(), who, 1);
-        if self.is_elsewhere(ino, stat.kind()) {
+        if self.ownership.is_elsewhere(ino, stat.kind()) {
             self.nodes.give(ino);
             return Ok(sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: None }));
         }
         let file = match self.nodes.get(ino)?.file {
-            None if stat.kind() == FileKind::File => self.dirty_by_key(ino, stat.key)?,
+            None if stat.kind() == FileKind::File => self.records.dirty_by_key(ino, stat.key)?,
             file => file,
         };
-        let given = self.attr_of(ino, &stat, file.as_ref()).map(|attr| {
+        let given = self.attributes.attr_of(ino, &stat, file.as_ref()).map(|attr| {
             sink(&DirEntry { cookie, ino, kind: stat.kind(), name, attr: Some(&attr) })
         });
         if !matches!(given, Ok(true)) {

@@ -3,12 +3,12 @@
 //! Invariants: what has another key is another file; who finds nothing while we change names ourselves looks again, and
 //! calls it no conflict; a name of ours counts for nobody. Called by `publish`.
 
-use super::super::CacheFs;
-use super::super::data_servers::NowAt;
-use super::super::file::CacheFile;
-use super::super::pfs::{Key, PfsStat, errno, proc_path};
-use super::super::record::{Draining, Owner};
-use super::{Failed, Outcome, at, failed};
+use super::super::super::data_servers::NowAt;
+use super::super::super::file::CacheFile;
+use super::super::super::pfs::{Key, PfsStat, errno, proc_path};
+use super::super::super::record::{Draining, Owner};
+use super::super::{Failed, Outcome, at, failed};
+use super::Publisher;
 use forebay_proto::Errno;
 use rustix::fs::{self as rfs, Mode, OFlags};
 use std::fs::File;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A PFS file that was found, and by which path.
-pub(super) struct Found {
+pub(crate) struct Found {
     pub path: Vec<u8>,
     pub stat: PfsStat,
     /// It has no name that is known any more.
@@ -26,9 +26,9 @@ pub(super) struct Found {
     pub instead_as: Option<Owner>,
 }
 
-impl CacheFs {
+impl Publisher {
     /// The PFS file of a cached one, as the base says; a conflict if it is not so.
-    pub(super) fn find_unchanged(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
+    pub(crate) fn find_unchanged(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
         let is_as_was = |found: &Found| {
             let state = file.state.lock();
             let r = &state.record;
@@ -52,7 +52,7 @@ impl CacheFs {
     /// Finds the PFS file of a cached one by the names that are known here or, of names at another server,
     /// there. ENOENT and another file there are conflicts: somebody removed or replaced it; but not
     /// while we change names ourselves.
-    pub(super) fn find_on_pfs(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
+    fn find_on_pfs(&self, file: &Arc<CacheFile>) -> Outcome<Found> {
         let mut paths = self.nodes.paths(file.number());
         let key = {
             let state = file.state.lock();
@@ -61,11 +61,11 @@ impl CacheFs {
             state.record.key
         };
         match self.find_by(file, key, paths) {
-            Err(Failed { conflict: true, .. }) if !self.has_names() => {}
+            Err(Failed { conflict: true, .. }) if !self.ownership.has_names() => {}
             other => return other,
         }
         let away = at("ask the metadata server where it is");
-        match self.look_again(file.number(), key, Duration::ZERO).map_err(away)? {
+        match self.ownership.look_again(file.number(), key, Duration::ZERO).map_err(away)? {
             NowAt::Paths(paths) => self.find_by(file, key, paths),
             NowAt::AsBefore => self.find_by(file, key, Vec::new()),
             NowAt::Removed => Err(failed(Errno::EAGAIN, "hear that it was removed")),
@@ -98,7 +98,7 @@ impl CacheFs {
     }
 
     /// Opens what was found for writing.
-    pub(super) fn open_found(&self, found: &Found) -> forebay_proto::Result<(File, PfsStat)> {
+    pub(crate) fn open_found(&self, found: &Found) -> forebay_proto::Result<(File, PfsStat)> {
         let (target, stat) = match &found.inode {
             None => self.pfs.open_file(&found.path, found.stat.key, OFlags::RDWR)?,
             Some(inode) => {

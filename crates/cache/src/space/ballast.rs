@@ -5,11 +5,11 @@
 //! that has nothing in it, and given back when a map finds no room.
 //!
 //! Invariants: while the ballast is there, a map can be written on a full flash; it is no part of what [`Flash::space`]
-//! calls used, since [`super::space`] keeps as much free. A kill leaves it as it was, or cut: the next start
+//! calls used, since [`super`] keeps as much free. A kill leaves it as it was, or cut: the next start
 //! fills it up. Called by [`Flash::write_map`] (gives it), at the start and after drains (takes it again).
 
-use super::CacheFs;
-use super::flash::Flash;
+use super::super::flash::Flash;
+use super::Space;
 use forebay_policy::room::RESERVE_SHARE;
 use forebay_proto::{Errno, Ino, ObjectId, Result};
 use forebay_store::objects::COMPANION;
@@ -45,20 +45,20 @@ impl Flash {
     }
 
     /// Gives it back to the flash, for a map.
-    pub(super) fn give_ballast(&self) -> Result<()> {
+    pub(crate) fn give_ballast(&self) -> Result<()> {
         self.ballast_bytes.store(0, Ordering::Release);
         tracing::info!("the flash is full: the room kept for maps is used");
         self.objects().truncate(BALLAST, 0)
     }
 }
 
-impl CacheFs {
+impl Space {
     /// Takes the ballast again, where clean data can go for it.
-    pub(super) fn restore_ballast(&self) {
+    pub(crate) fn restore_ballast(&self) {
         if !self.flash.lacks_ballast() {
             return;
         }
-        let taken = self.space.make_room(self, BALLAST_MAX_BYTES.min(self.space.reserve_bytes()));
+        let taken = self.make_room(BALLAST_MAX_BYTES.min(self.reserve_bytes()));
         if let Err(error) = taken.and_then(|()| self.flash.take_ballast()) {
             tracing::debug!(%error, "no room yet for the ballast");
         }

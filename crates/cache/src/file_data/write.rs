@@ -5,10 +5,11 @@
 //! written in part was here before; two writers of one block never make its checksum. Called for
 //! FUSE requests that are not passthrough.
 
-use super::CacheFs;
-use super::file::{CacheFile, FileState};
-use super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
-use super::record::State;
+use super::super::file::{CacheFile, FileState};
+use super::super::flash::Flash;
+use super::super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
+use super::super::record::State;
+use super::FileData;
 use forebay_policy::room::Waiter;
 use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::api::WriteMode;
@@ -21,9 +22,9 @@ use std::time::Instant;
 /// Longest single write that is done in one go, in bytes; longer ones are cut.
 const WRITE_MAX: usize = 4 << 20;
 
-impl CacheFs {
+impl FileData {
     /// Writes bytes; all of them, or an error if there were none.
-    pub(super) fn write_data(
+    pub(crate) fn write_data(
         &self,
         file: &Arc<CacheFile>,
         offset: u64,
@@ -59,7 +60,7 @@ impl CacheFs {
             // With what has to be fetched for blocks that are written in part.
             let around = edges(offset + done as u64, left.len() as u64).count() as u64;
             let room = left.len() as u64 + around * BLOCK_BYTES;
-            match self.space.wait_for_room(self, file.number(), room) {
+            match self.space.wait_for_room(file.number(), room) {
                 Err(e) if done == 0 => return Err(e),
                 Err(_) => break,
                 Ok(()) => {}
@@ -68,7 +69,7 @@ impl CacheFs {
                 Ok(n) => (done, met) = (done + n, Waiter::default()),
                 Err(Errno::ENOSPC) => {
                     let begun = self.activity.begin();
-                    let short = self.space.is_short(self, &mut met);
+                    let short = self.space.is_short(&mut met);
                     let place = (offset + done as u64, left.len() as u64);
                     let (kind, why) = (ActivityKind::Stall, Stall::Room as i64);
                     self.activity.end(begun, kind, file.number(), place, why);
@@ -96,7 +97,7 @@ impl CacheFs {
         if !file.state.lock().record.whole {
             return Ok(None);
         }
-        self.space.wait_for_room(self, file.number(), data.len() as u64)?;
+        self.space.wait_for_room(file.number(), data.len() as u64)?;
         // With it no block loses or gets a checksum, and the file stays whole.
         let _gate = file.gate.read();
         let mut state = file.state.lock();
@@ -128,7 +129,7 @@ impl CacheFs {
                 let begun = self.activity.begin();
                 file.filled.wait(&mut state);
                 drop(state);
-                self.stalled(begun, file, &blocks, Stall::Fill);
+                self.fills.stalled(begun, file, &blocks, Stall::Fill);
                 continue;
             }
             if !self.is_sound(file, &mut state, edges(offset, length))? {
@@ -139,8 +140,8 @@ impl CacheFs {
             asked::still_wanted()?;
             self.mark_dirty(file, &mut state)?;
             forebay_failpoint::step("a file is dirty on record");
-            begin(&mut state, self, file, blocks.clone())?;
-            self.take_room_ahead(file, &mut state, offset, length);
+            begin(&mut state, &self.flash, file, blocks.clone())?;
+            self.room_ahead.take_room_ahead(file, &mut state, offset, length);
             drop(state);
             let written = self.flash.write(file.ino, offset, data);
             forebay_failpoint::step("dirty data is on flash");
@@ -152,7 +153,7 @@ impl CacheFs {
             if !done.is_empty() {
                 state.has_seen(until);
             }
-            end(&mut state, self, file, blocks, until, &sums)?;
+            end(&mut state, &self.flash, file, blocks, until, &sums)?;
             drop(state);
             self.counters.written(done.len() as u64);
             return written;
@@ -191,22 +192,17 @@ impl CacheFs {
     }
 
     /// Blocks that are written in part only must be here.
-    pub(super) fn complete_edges(
-        &self,
-        file: &Arc<CacheFile>,
-        offset: u64,
-        length: u64,
-    ) -> Result<()> {
+    fn complete_edges(&self, file: &Arc<CacheFile>, offset: u64, length: u64) -> Result<()> {
         for block in edges(offset, length) {
             while !file.state.lock().here(block) {
-                self.fetch(file, block..block + 1, 0)?;
+                self.fills.fetch(file, block..block + 1, 0)?;
             }
         }
         Ok(())
     }
 
     /// The file is dirty on record, and in the list of what has to drain.
-    pub(super) fn mark_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) -> Result<()> {
+    pub(crate) fn mark_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) -> Result<()> {
         if state.is_lost() {
             return Err(Errno::EIO);
         }
@@ -229,14 +225,14 @@ impl CacheFs {
                 }
             })?;
         }
-        self.list_dirty(file, state);
+        self.dirty.list_dirty(file, state);
         Ok(())
     }
 
     /// All of the file is dirty from now on: a kernel is about to get it for writing. On flash
     /// that survives a power cut this, and what it has, is synced.
-    pub(super) fn mark_whole(&self, file: &Arc<CacheFile>) -> Result<()> {
-        self.give_room_back(file)?;
+    pub(crate) fn mark_whole(&self, file: &Arc<CacheFile>) -> Result<()> {
+        self.room_ahead.give_room_back(file)?;
         let mut state = file.state.lock();
         if state.record.whole {
             self.mark_dirty(file, &mut state)?;
@@ -268,14 +264,14 @@ impl CacheFs {
     }
 
     /// Sets the size.
-    pub(super) fn truncate_data(&self, file: &Arc<CacheFile>, size: u64) -> Result<()> {
+    pub(crate) fn truncate_data(&self, file: &Arc<CacheFile>, size: u64) -> Result<()> {
         let _append = file.append.lock();
         let _gate = file.gate.write();
         let mut state = file.state.lock();
         // The PFS may have taken long: what a program did since then on the fast path would be cut.
         asked::still_wanted()?;
         if size == 0 && state.is_lost() {
-            self.begin_anew(file, &mut state)?;
+            self.losses.begin_anew(file, &mut state)?;
         }
         self.mark_dirty(file, &mut state)?;
         let old = self.flash.stat(file.ino)?.size_bytes;
@@ -306,7 +302,7 @@ impl CacheFs {
     }
 
     /// Does a truncation that is on record, and takes it off.
-    pub(super) fn cut(&self, file: &CacheFile, state: &mut FileState, size: u64) -> Result<()> {
+    pub(crate) fn cut(&self, file: &CacheFile, state: &mut FileState, size: u64) -> Result<()> {
         state.seen_bytes = state.seen_bytes.min(size);
         state.promised_until = state.promised_until.min(size);
         self.flash.truncate(file.ino, size)?;
@@ -331,7 +327,7 @@ impl CacheFs {
     }
 
     /// `fallocate`. Space is promised on flash only.
-    pub(super) fn allocate_data(
+    pub(crate) fn allocate_data(
         &self,
         file: &Arc<CacheFile>,
         mode: u32,
@@ -350,7 +346,7 @@ impl CacheFs {
         if mode & (punch | zero) == 0 {
             let size = self.flash.stat(file.ino)?.size_bytes;
             if mode & keep == 0 && end > size {
-                self.space.wait_for_room(self, file.number(), end - size)?;
+                self.space.wait_for_room(file.number(), end - size)?;
                 self.truncate_data(file, end)?;
             }
             let mut state = file.state.lock();
@@ -371,10 +367,10 @@ impl CacheFs {
         let size = self.flash.stat(file.ino)?.size_bytes;
         let reach = if mode & keep == 0 { end } else { end.min(size) };
         let blocks = blocks_of(offset, reach.saturating_sub(offset));
-        begin(&mut state, self, file, blocks.clone())?;
+        begin(&mut state, &self.flash, file, blocks.clone())?;
         let done = self.flash.fallocate(file.ino, mode, offset, length);
         let until = if done.is_ok() { u64::MAX } else { 0 };
-        end_unknown(&mut state, self, file, blocks, until)?;
+        end_unknown(&mut state, &self.flash, file, blocks, until)?;
         if done.is_ok() && mode & keep == 0 && end > size {
             state.save(&self.flash, file, |record| record.resized = true)?;
         }
@@ -382,7 +378,7 @@ impl CacheFs {
     }
 
     /// SEEK_DATA and SEEK_HOLE. What is not here counts as data: that is always true enough.
-    pub(super) fn seek_data(&self, file: &Arc<CacheFile>, offset: u64, whence: u32) -> Result<u64> {
+    pub(crate) fn seek_data(&self, file: &Arc<CacheFile>, offset: u64, whence: u32) -> Result<u64> {
         let size = self.flash.stat(file.ino)?.size_bytes;
         if offset >= size {
             return Err(Errno::ENXIO);
@@ -402,8 +398,8 @@ impl CacheFs {
     }
 
     /// Data, map and record on flash.
-    pub(super) fn sync_file(&self, file: &Arc<CacheFile>) -> Result<()> {
-        if file.is_dirty() && self.data_is_lost(file)? {
+    pub(crate) fn sync_file(&self, file: &Arc<CacheFile>) -> Result<()> {
+        if file.is_dirty() && self.losses.data_is_lost(file)? {
             return Err(Errno::EIO);
         }
         if self.flash.is_volatile() {
@@ -439,14 +435,14 @@ fn edges(offset: u64, length: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Blocks are about to be written: OPEN in the map.
-fn begin(state: &mut FileState, fs: &CacheFs, file: &CacheFile, blocks: Range<u64>) -> Result<()> {
+fn begin(state: &mut FileState, flash: &Flash, file: &CacheFile, blocks: Range<u64>) -> Result<()> {
     let wanted = bits::PRESENT | bits::DIRTY | bits::OPEN;
     let open = |b| match state.here(b) {
         true => state.map.get(b).with(wanted),
         false => state.map.get(b).with(wanted | bits::FRESH),
     };
     let entries: Vec<Entry> = blocks.clone().map(open).collect();
-    state.put(&fs.flash, file, blocks.start, &entries)?;
+    state.put(flash, file, blocks.start, &entries)?;
     forebay_failpoint::step("blocks are open in the map");
     for block in blocks {
         let writing = state.writing.entry(block).or_default();
@@ -483,7 +479,7 @@ impl WholeBlocks {
 /// its checksum. All entries are written down at once, after the data that they vouch for.
 fn end(
     state: &mut FileState,
-    fs: &CacheFs,
+    flash: &Flash,
     file: &CacheFile,
     blocks: Range<u64>,
     until: u64,
@@ -500,7 +496,7 @@ fn end(
             None => no_longer_fresh(state, block, until),
         });
     }
-    state.put(&fs.flash, file, blocks.start, &entries)?;
+    state.put(flash, file, blocks.start, &entries)?;
     state.last_write = Instant::now();
     Ok(())
 }
@@ -508,7 +504,7 @@ fn end(
 /// Blocks were changed up to an offset, by other means than bytes.
 fn end_unknown(
     state: &mut FileState,
-    fs: &CacheFs,
+    flash: &Flash,
     file: &CacheFile,
     blocks: Range<u64>,
     until: u64,
@@ -519,7 +515,7 @@ fn end_unknown(
     state.last_write = Instant::now();
     let entries: Vec<Entry> =
         blocks.clone().map(|block| no_longer_fresh(state, block, until)).collect();
-    state.put(&fs.flash, file, blocks.start, &entries)
+    state.put(flash, file, blocks.start, &entries)
 }
 
 /// The entry of a block after a change that has come up to this offset. One that was not here and that the change did not
