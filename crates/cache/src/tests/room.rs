@@ -160,11 +160,11 @@ fn after_a_kernel_outran_who_makes_room_files_are_served_while_clean_data_could_
         let handle = cache.open(name, libc::O_RDWR | libc::O_CREAT, true).unwrap();
         handle.local.is_some()
     };
-    cache.fs.space.serve_writers_for(Duration::from_secs(600));
+    cache.fs.stack.space.serve_writers_for(Duration::from_secs(600));
     assert!(goes_to_the_kernel("a"), "nothing is there that could go");
     cache.read("old").unwrap();
     assert!(!goes_to_the_kernel("b"), "its writes wait until that goes");
-    cache.fs.space.serve_writers_for(Duration::ZERO);
+    cache.fs.stack.space.serve_writers_for(Duration::ZERO);
     assert!(goes_to_the_kernel("c"), "that was long ago");
     cache.crash();
 }

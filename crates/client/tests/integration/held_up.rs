@@ -178,7 +178,7 @@ fn a_lookup_that_was_given_up_holds_nothing_when_it_arrives_late() {
     b.unlink(&who, Ino::ROOT, b"f").unwrap();
     b.forget(ino, 1);
     // The mount that gave up goes on in its session, and does not know that it might hold it.
-    until("its space comes back", || server.server.namespace().attributes(ino).is_err());
+    until("its space comes back", || server.server.namespace().attrs().of(ino).is_err());
     a.close();
     b.close();
     server.stop();

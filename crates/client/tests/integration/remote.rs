@@ -123,10 +123,10 @@ fn an_unlinked_open_file_lives_as_long_as_the_other_mount_holds_it() {
     assert_eq!(b.getattr(ino).unwrap().nlink, 0);
     b.forget(ino, 1);
     let until = Instant::now() + Duration::from_secs(5);
-    while server.server.namespace().attributes(ino).is_ok() && Instant::now() < until {
+    while server.server.namespace().attrs().of(ino).is_ok() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(server.server.namespace().attributes(ino), Err(Errno::ESTALE));
+    assert_eq!(server.server.namespace().attrs().of(ino), Err(Errno::ESTALE));
     server.stop();
 }
 
