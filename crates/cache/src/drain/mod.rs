@@ -436,28 +436,9 @@ impl Drainer {
         }
         match published {
             Ok(true) => {
-                self.counters.drained_file();
-                if let Err(error) = self.leftovers.release_kept(file) {
-                    tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS until the next start");
+                if !self.leaves_list(file) {
+                    return;
                 }
-                // Somebody may have written it since.
-                let mut state = file.state.lock();
-                if state.record.is_dirty() {
-                    drop(state);
-                    return self.drain_list.put_back(
-                        file,
-                        Instant::now() + WRITTEN_MEANWHILE,
-                        false,
-                    );
-                }
-                let _ends = self.drain_list.ending();
-                state.listed = false;
-                self.drain_list.remove(file.ino);
-                drop(state);
-                *file.inode.lock() = None;
-                self.ownership.is_clean_again(file.number());
-                drop(self.nodes.unpin(file.number()));
-                self.notifier.tell_inode(file.number());
             }
             Ok(false) => {
                 let mut state = file.state.lock();
@@ -486,6 +467,29 @@ impl Drainer {
         self.space.restore_ballast();
         self.space.wake();
         self.policies.look_at_watermarks();
+    }
+
+    /// All of a file is on the PFS: it leaves the list. False if somebody has written it since: it stays.
+    fn leaves_list(&self, file: &Arc<CacheFile>) -> bool {
+        self.counters.drained_file();
+        if let Err(error) = self.leftovers.release_kept(file) {
+            tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS until the next start");
+        }
+        let mut state = file.state.lock();
+        if state.record.is_dirty() {
+            drop(state);
+            self.drain_list.put_back(file, Instant::now() + WRITTEN_MEANWHILE, false);
+            return false;
+        }
+        let _ends = self.drain_list.ending();
+        state.listed = false;
+        self.drain_list.remove(file.ino);
+        drop(state);
+        *file.inode.lock() = None;
+        self.ownership.is_clean_again(file.number());
+        drop(self.nodes.unpin(file.number()));
+        self.notifier.tell_inode(file.number());
+        true
     }
 
     /// True if its data is lost: nothing is drained until somebody decides.
