@@ -273,7 +273,9 @@ impl Launcher<'_> {
                 let signal = self.signals.wait(LOOK_INTERVAL).unwrap_or_default();
                 let signal = signal.filter(|signal| *signal != Signal::CHILD);
                 // A job that is left to its record: what was begun on the nodes goes on there.
-                signal.into_iter().for_each(|signal| self.signals.leave(signal));
+                if let Some(signal) = signal {
+                    self.signals.leave(signal);
+                }
                 signalled = signalled.or(signal);
             }
         }
