@@ -46,13 +46,31 @@ pub(super) enum Greeted {
 
 /// Greets the server at `address` as who asks it does, so that it logs no refusal for each look. A refusal is an answer too.
 pub(super) fn greet(address: &ServerAddress, credential: &Credential) -> Greeted {
-    let Ok(stream) = Stream::connect_within(address, GREET_LIMIT) else { return Greeted::Nobody };
+    greet_or_why(address, credential).0
+}
+
+/// The same, and if nobody answers, why.
+fn greet_or_why(
+    address: &ServerAddress,
+    credential: &Credential,
+) -> (Greeted, Option<ControlError>) {
+    let nobody = |error: LinkError| {
+        let error = match error {
+            LinkError::Io(error) => ControlError::io("greet", None, &error),
+            other => ControlError::new("greet", None, &other.to_string()),
+        };
+        (Greeted::Nobody, Some(error))
+    };
+    let stream = match Stream::connect_within(address, GREET_LIMIT) {
+        Ok(stream) => stream,
+        Err(error) => return nobody(error.into()),
+    };
     let mut link = Link::new(stream);
     let program = env!("CARGO_PKG_VERSION");
     match handshake::connect_within(&mut link, program, Purpose::Ledger, credential, GREET_LIMIT) {
-        Ok(_) | Err(LinkError::Refused(_)) => Greeted::Answers,
-        Err(error) if error.is_timeout() => Greeted::Silent,
-        Err(_) => Greeted::Nobody,
+        Ok(_) | Err(LinkError::Refused(_)) => (Greeted::Answers, None),
+        Err(error) if error.is_timeout() => (Greeted::Silent, None),
+        Err(error) => nobody(error),
     }
 }
 
@@ -141,10 +159,10 @@ fn is_new(said: &mut Vec<(String, Instant)>, why: &str, now: Instant) -> bool {
 }
 
 fn why_no_answer(address: &ServerAddress, credential: &Credential) -> Option<String> {
-    match greet(address, credential) {
-        Greeted::Silent => Some(silent_text(address, seen_stopped_at(address))),
-        Greeted::Answers => waited_for_by(address, credential),
-        Greeted::Nobody => None,
+    match greet_or_why(address, credential) {
+        (Greeted::Silent, _) => Some(silent_text(address, seen_stopped_at(address))),
+        (Greeted::Answers, _) => waited_for_by(address, credential),
+        (Greeted::Nobody, error) => error.map(|error| nobody_text(address, &error)),
     }
 }
 
@@ -184,6 +202,17 @@ fn why_mount_waits(target: &Target) -> Option<String> {
     Some(format!("{why}; a server that does not answer is given up after {patience_s} s"))
 }
 
+/// Of a server that makes no connection; only who asks again and again waits for it.
+fn nobody_text(address: &ServerAddress, error: &ControlError) -> String {
+    let what = match error.errno {
+        Some(libc::ECONNREFUSED | libc::ENOENT) => {
+            "it does not run; start it again (`forebay serve`), what it holds is still there"
+        }
+        _ => "it cannot be reached; its log, and the way to its node, tell more",
+    };
+    format!("waiting for the server {address}: nothing answers at {address}: {}: {what}", error.why)
+}
+
 fn silent_text(address: &ServerAddress, stopped: Option<u32>) -> String {
     match stopped {
         Some(pid) => format!(
@@ -209,6 +238,18 @@ mod tests {
         assert!(told.starts_with("waiting for the server 127.0.0.1:7: its process 9 is stopped ("));
         assert!(told.contains("`kill -CONT 9` lets it go on"), "{told}");
         assert!(silent_text(&address, None).contains("it gives no answer at 127.0.0.1:7"));
+    }
+
+    #[test]
+    fn a_server_that_does_not_run_is_told_with_what_to_do() {
+        let address: ServerAddress = "127.0.0.1:1".parse().unwrap();
+        let refused = std::io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let told = nobody_text(&address, &ControlError::io("greet", None, &refused));
+        let begins = "waiting for the server 127.0.0.1:1: nothing answers at 127.0.0.1:1: Connection refused: it does not run";
+        assert!(told.starts_with(begins), "{told}");
+        let away = std::io::Error::from_raw_os_error(libc::EHOSTUNREACH);
+        let told = nobody_text(&address, &ControlError::io("greet", None, &away));
+        assert!(told.contains(": No route to host: it cannot be reached"), "{told}");
     }
 
     #[test]

@@ -13,9 +13,11 @@ use super::signals::Signals;
 use super::step::Step;
 use super::words::shell_word;
 use super::{Program, RunError, drain, mount, served};
+use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferState;
 use forebay_proto::size::format_bytes;
 use serde::Serialize;
+use std::io;
 use std::path::Path;
 
 /// What was given up.
@@ -61,7 +63,8 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
         let why = format!("its script still runs as process {}; end it first", script.pid);
         return Err(failed(&why));
     }
-    let signals = Signals::watch().map_err(|e| failed(&e))?;
+    let mut signals = Signals::watch().map_err(|e| failed(&e))?;
+    signals.leave_when_waiting(&record, &dir, &program.called).map_err(|e| failed(&e))?;
     let console = Console::new();
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| failed(&"/proc does not show this process"))?;
@@ -79,9 +82,11 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     record.step = Step::Teardown;
     record.keep = false;
     record.save(&dir).map_err(refused)?;
+    signals.job_is_given_up();
     let going = destroy(&record, &dir, program, &signals, &console).map_err(|why| failed(&why))?;
     let left = say_left(going, &record, &dir, program, &signals, &console);
-    mount::remove_job_dir(&record, &dir)
+    signals
+        .while_removing(|| mount::remove_job_dir(&record, &dir))
         .map_err(|error| failed(&format!("remove {}: {error}", dir.display())))?;
     console.say(&format!("forebay: {}: discarded", record.id));
     let files = match held {
@@ -195,7 +200,21 @@ fn held_by_mount(
         }
         return Ok(Files { count: status.inodes, bytes: status.used_bytes, example: None });
     }
-    left::files_below(point, |_, _| true).map_err(|error| error.to_string())
+    left::files_below(point, |_, _| true).map_err(|error| not_listed(record, &error))
+}
+
+/// Why the mount did not show what is in it: a mount whose server is away answers with errors of its own.
+fn not_listed(record: &JobRecord, error: &io::Error) -> String {
+    let error = ControlError::io("look at what is in", Some(record.mount_point()), error);
+    match &record.served {
+        Some(job) if served::is_away(&error) => {
+            format!(
+                "{error}: a server of its buffer does not answer (asked by way of {})",
+                job.server
+            )
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// Ends this node's mount and destroys the buffer. `Some`: it is being destroyed, and why a part of it is not gone yet.

@@ -9,6 +9,7 @@ mod commits;
 pub mod console;
 pub mod discard;
 mod drain;
+mod leaving;
 pub mod left;
 pub mod mount;
 pub mod nodes;
@@ -259,7 +260,9 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     }
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show us"))?;
-    let signals = Signals::watch().map_err(|e| RunError::new("watch for signals", e))?;
+    let unwatched = |e: io::Error| RunError::new("watch for signals", e);
+    let mut signals = Signals::watch().map_err(unwatched)?;
+    signals.leave_when_waiting(&record, &dir, &program.called).map_err(unwatched)?;
     let first = step::resume_at(record.step);
     record.save(&dir).map_err(|e| RunError::io(WHAT, path, &e))?;
     let console = Console::new();

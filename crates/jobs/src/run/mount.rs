@@ -11,7 +11,7 @@ use super::words::reason;
 use crate::record_file;
 use forebay_client::Control;
 use forebay_proto::control::Verify;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -123,7 +123,11 @@ pub fn mount_again(
         let in_use = refusal.errno == Some(libc::EBUSY);
         let limit = if in_use { OTHERS_LIMIT } else { SETTLE_LIMIT };
         if begun.elapsed() >= limit {
-            return Err(refusal.why);
+            // The command may have waited for the very mount, and that answers again.
+            return match in_use && answers(point) {
+                true => Ok(()),
+                false => Err(refusal.why),
+            };
         }
         if in_use && !told {
             say(&format!("{}; waiting up to {} s for its end", refusal.why, limit.as_secs()));
@@ -289,7 +293,15 @@ fn run(
             None => {
                 waiting.pass_on(say);
                 let signal = signals.wait(LOOK_INTERVAL).map_err(|error| error.to_string())?;
-                signalled = signalled.or(signal.filter(|signal| *signal != Signal::CHILD));
+                let Some(signal) = signal.filter(|signal| *signal != Signal::CHILD) else {
+                    continue;
+                };
+                if signals.may_leave() {
+                    // As Ctrl-C in a terminal would. It fails if the command has ended just now.
+                    let _ = kill_process(Pid::from_child(&child), Signal::INT);
+                    signals.leave(signal);
+                }
+                signalled = signalled.or(Some(signal));
             }
         }
     };

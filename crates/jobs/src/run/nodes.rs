@@ -271,7 +271,12 @@ impl Launcher<'_> {
             if !running.is_empty() {
                 // The next step acts on it: half of the nodes help nobody.
                 let signal = self.signals.wait(LOOK_INTERVAL).unwrap_or_default();
-                signalled = signalled.or(signal.filter(|signal| *signal != Signal::CHILD));
+                let signal = signal.filter(|signal| *signal != Signal::CHILD);
+                // A job that is left to its record: what was begun on the nodes goes on there.
+                if let Some(signal) = signal {
+                    self.signals.leave(signal);
+                }
+                signalled = signalled.or(signal);
             }
         }
         if let Some(signal) = signalled {

@@ -195,6 +195,13 @@ pub fn kept_text(
                 );
             }
         }
+        // Its servers were asked, not the mount, which may be as it should be.
+        None if record.served.is_some() => {
+            text += &format!(
+                "  What it holds its server does not tell now. `{program} status {mount}` tells whether its mount there answers; \
+                 if not, the first command below mounts it again.\n"
+            );
+        }
         None => {
             text += &format!(
                 "  Its mount at {mount} does not answer; the first command below mounts it again.\n"

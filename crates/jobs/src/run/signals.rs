@@ -7,13 +7,17 @@
 //! Invariant: made before the process has other threads (the mask is inherited by them). Children
 //! inherit it as well, and would be deaf: each is started through [`with_clear_mask`].
 
+use super::leaving::{self, Leaving};
+use super::record::JobRecord;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What is read instead of being delivered.
@@ -25,6 +29,34 @@ pub struct Signals {
     fd: OwnedFd,
     /// See [`Signals::hold`].
     held: Cell<Option<Signal>>,
+    /// See [`Signals::leave_when_waiting`].
+    leaving: Option<Arc<Leaving>>,
+}
+
+/// Signals that nobody has read yet, but those of children.
+#[derive(Debug)]
+pub(super) struct Unread {
+    fd: OwnedFd,
+}
+
+impl Unread {
+    /// Looks for signals that a [`Signals`] watches.
+    pub(super) fn watch() -> io::Result<Unread> {
+        let mut set = watched_set();
+        // SAFETY: `set` is initialised, and the number is valid.
+        unsafe { libc::sigdelset(&mut set, Signal::CHILD.as_raw()) };
+        Ok(Unread { fd: descriptor(&set)? })
+    }
+
+    /// Waits for one, at most `limit`. It stays unread.
+    pub(super) fn is_there(&self, limit: Duration) -> io::Result<bool> {
+        is_readable(&self.fd, limit)
+    }
+
+    /// Reads one, if it is there.
+    pub(super) fn take(&self) -> io::Result<Option<Signal>> {
+        read(&self.fd)
+    }
 }
 
 /// True if the process was started with this signal ignored.
@@ -52,6 +84,51 @@ fn watched_set() -> libc::sigset_t {
     }
 }
 
+/// A descriptor that these signals are read from while they are blocked.
+fn descriptor(set: &libc::sigset_t) -> io::Result<OwnedFd> {
+    // SAFETY: `set` is initialised, -1 asks for a new descriptor.
+    let fd = unsafe { libc::signalfd(-1, set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave this descriptor to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Waits at most `limit` for something to read; an interruption ends the wait.
+fn is_readable(fd: &OwnedFd, limit: Duration) -> io::Result<bool> {
+    let timeout = Timespec {
+        tv_sec: limit.as_secs().min(1 << 30) as i64,
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
+    match poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)) {
+        Ok(0) | Err(rustix::io::Errno::INTR) => Ok(false),
+        Ok(_) => Ok(true),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The next signal that such a descriptor has.
+fn read(fd: &OwnedFd) -> io::Result<Option<Signal>> {
+    let mut info = std::mem::MaybeUninit::<libc::signalfd_siginfo>::uninit();
+    let size = std::mem::size_of_val(&info);
+    // SAFETY: the buffer is as large as the size that is given.
+    let got = unsafe { libc::read(fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
+    if got < 0 {
+        let error = io::Error::last_os_error();
+        return match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+            _ => Err(error),
+        };
+    }
+    if got as usize != size {
+        return Ok(None);
+    }
+    // SAFETY: a signalfd gives whole records, and one of full size was read.
+    let number = unsafe { info.assume_init() }.ssi_signo as i32;
+    Ok(WATCHED.into_iter().find(|signal| signal.as_raw() == number))
+}
+
 impl Signals {
     /// Starts watching.
     ///
@@ -64,14 +141,51 @@ impl Signals {
         if rc != 0 {
             return Err(io::Error::from_raw_os_error(rc));
         }
-        // SAFETY: `set` is initialised, -1 asks for a new descriptor.
-        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+        Ok(Signals { fd: descriptor(&set)?, held: Cell::new(None), leaving: None })
+    }
+
+    /// From now on a signal that no step acts on, because a call waits, ends the process: it says that the job in `dir` is left,
+    /// and how to go on with it.
+    ///
+    /// # Errors
+    /// If there is no descriptor or thread for it.
+    pub(super) fn leave_when_waiting(
+        &mut self,
+        record: &JobRecord,
+        dir: &Path,
+        called: &str,
+    ) -> io::Result<()> {
+        let leaving = Arc::new(Leaving::of(record, dir, called));
+        leaving::watch(&leaving)?;
+        self.leaving = Some(leaving);
+        Ok(())
+    }
+
+    /// True if this signal is to end the process ([`Signals::leave_when_waiting`]).
+    pub(super) fn may_leave(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    /// Ends the process if signals are to do so; else nothing.
+    pub(super) fn leave(&self, signal: Signal) {
+        if let Some(leaving) = &self.leaving {
+            leaving.leave(signal);
         }
-        // SAFETY: the kernel just gave this descriptor to nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Signals { fd, held: Cell::new(None) })
+    }
+
+    /// What is said of the job that is left: it is given up.
+    pub(super) fn job_is_given_up(&self) {
+        if let Some(leaving) = &self.leaving {
+            leaving.give_up();
+        }
+    }
+
+    /// Removes a job's files and its record, which no signal cuts short.
+    pub(super) fn while_removing(&self, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        match &self.leaving {
+            Some(leaving) => leaving.ending(remove),
+            None => remove(),
+        }
     }
 
     /// Gives back a signal that came while it could not be acted on: the next wait gets it.
@@ -87,37 +201,10 @@ impl Signals {
         if let Some(signal) = self.held.take() {
             return Ok(Some(signal));
         }
-        let timeout = Timespec {
-            tv_sec: limit.as_secs().min(1 << 30) as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
-        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(None),
-            Ok(_) => {}
-            Err(errno) => return Err(errno.into()),
+        match is_readable(&self.fd, limit)? {
+            true => read(&self.fd),
+            false => Ok(None),
         }
-        self.read()
-    }
-
-    fn read(&self) -> io::Result<Option<Signal>> {
-        let mut info = std::mem::MaybeUninit::<libc::signalfd_siginfo>::uninit();
-        let size = std::mem::size_of_val(&info);
-        // SAFETY: the buffer is as large as the size that is given.
-        let got = unsafe { libc::read(self.fd.as_raw_fd(), info.as_mut_ptr().cast(), size) };
-        if got < 0 {
-            let error = io::Error::last_os_error();
-            return match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(error),
-            };
-        }
-        if got as usize != size {
-            return Ok(None);
-        }
-        // SAFETY: a signalfd gives whole records, and one of full size was read.
-        let number = unsafe { info.assume_init() }.ssi_signo as i32;
-        Ok(WATCHED.into_iter().find(|signal| signal.as_raw() == number))
     }
 }
 

@@ -25,14 +25,15 @@ impl Machine {
         if self.record.keep {
             // The buffer is the user's now, and nobody is to finish the job.
             let record = self.dir.join(RECORD_NAME);
-            return match fs::remove_file(&record) {
+            return match self.signals.while_removing(|| fs::remove_file(&record)) {
                 Ok(()) => summary,
                 Err(error) => {
                     summary.ending(Ended::Failed, format!("remove {}: {error}", record.display()))
                 }
             };
         }
-        match mount::remove_job_dir(&self.record, &self.dir) {
+        let remove = || mount::remove_job_dir(&self.record, &self.dir);
+        match self.signals.while_removing(remove) {
             Ok(()) => summary,
             Err(error) => {
                 summary.ending(Ended::Failed, format!("remove {}: {error}", self.dir.display()))

@@ -222,6 +222,26 @@ fn small_files(count: u32) -> (Place, PathBuf) {
     (place, script)
 }
 
+/// Longer than a command of another runner is waited for.
+const STOPPED: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_job_is_resumed_on_its_mount_that_was_stopped_for_long_and_answers_again() {
+    let place = Place::new();
+    // A file where the results are to go.
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; echo > @PFS@/results";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(121);
+    fs::remove_file(place.pfs("results")).unwrap();
+    let mount = place.server_of(&run.mount_point());
+    signal(mount, libc::SIGSTOP);
+    let resumed = place.command(&["--resume", &run.record()]).spawn().unwrap();
+    std::thread::sleep(STOPPED);
+    signal(mount, libc::SIGCONT);
+    let resumed = Run::wait(resumed).expect(0);
+    assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "x\n", "{}", resumed.err);
+    place.assert_clean();
+}
+
 /// A destination at or below a mount point of /etc/fstab at which nothing is mounted would be refused in data-out, when the script
 /// has run.
 #[test]

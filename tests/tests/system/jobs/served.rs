@@ -470,6 +470,58 @@ fn a_job_that_is_resumed_names_its_stopped_server_or_mount_and_goes_on_with_it()
     site.assert_clean();
 }
 
+/// A command that waits for a server ends within a second of a signal, leaves the job's record, and says how to go on.
+#[test]
+fn a_signal_ends_a_resume_or_discard_that_waits_for_its_server_and_leaves_the_job() {
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    let record = run.record();
+    let server = site.pid.get();
+    for (number, name) in [(libc::SIGINT, "SIGINT"), (libc::SIGTERM, "SIGTERM")] {
+        for begin in [Site::resume, Site::discard] {
+            signal(server, libc::SIGSTOP);
+            let running = begin(&site, &record);
+            std::thread::sleep(Duration::from_secs(4));
+            signal(running.id() as i32, number);
+            let begun = Instant::now();
+            let left = Run::wait(running);
+            let took = begun.elapsed();
+            signal(server, libc::SIGCONT);
+            let left = left.expect(128 + number);
+            assert!(took < Duration::from_millis(1500), "{took:?}: {}", left.err);
+            let told = format!("{name}: the job is left");
+            for said in [told.as_str(), "run --resume", "run --discard"] {
+                assert!(left.err.contains(said), "not said: {said}\n{}", left.err);
+            }
+            assert!(!site.records().is_empty(), "{}", left.err);
+        }
+    }
+    let discarded = Run::wait(site.discard(&record)).expect(0);
+    assert!(discarded.err.contains("its buffer holds 1 file"), "{}", discarded.err);
+    site.assert_clean();
+}
+
+/// A server that does not run is told once, by its address, also where it is asked again and again.
+#[test]
+fn a_job_that_is_resumed_tells_that_its_server_does_not_run() {
+    let site = Site::new(0);
+    let body = KEPT.replace("exit 5", "exit 0");
+    let script = site.place.script(&[STRIPED, OUT], &body);
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    site.kill_server();
+    let resumed = site.resume(&run.record());
+    std::thread::sleep(TOLD_WITHIN);
+    signal(resumed.id() as i32, libc::SIGINT);
+    let resumed = Run::wait(resumed).expect(128 + libc::SIGINT);
+    let said = format!("nothing answers at {}: Connection refused", site.tcp);
+    assert_eq!(resumed.err.matches(&said).count(), 1, "{}", resumed.err);
+    assert!(!resumed.err.contains("os error"), "{}", resumed.err);
+    site.start_server();
+    Run::wait(site.discard(&run.record())).expect(0);
+    site.assert_clean();
+}
+
 /// Takes room at the leader, so that a buffer of one server is made at the other; the names of the buffers that do.
 fn fill_the_leader(site: &Site) -> Vec<&'static str> {
     let unix = site.unix();
