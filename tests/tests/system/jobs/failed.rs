@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 const STRIPED: &str = "jobdw type=scratch capacity=64MiB access_mode=striped";
 const IN: &str = "stage_in type=directory source=@PFS@/in destination=$DW_JOB_STRIPED/";
