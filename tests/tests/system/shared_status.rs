@@ -325,6 +325,53 @@ fn commands_that_ask_by_a_mount_name_its_stopped_server() {
     assert!(looks.contains(&format!("`kill -CONT {pid}`")), "{looks}");
 }
 
+/// A plan whose buffer is not named is looked for in all mounts at once: those that do not answer are told with the process of
+/// their server, and are waited for together.
+#[test]
+fn commands_that_look_for_a_plan_in_several_mounts_name_their_stopped_server() {
+    // No buffer has it: other tests may have mounts with plans, and these are asked too.
+    const PLAN: &str = "987654321";
+    let served = Served::new(Store::Tmpfs, &[Via::Local, Via::Local, Via::Tcp, Via::Tcp]);
+    let commands: [&[&str]; 6] = [
+        &["stage", "wait", PLAN],
+        &["stage", "status", PLAN],
+        &["commit", "--status", PLAN],
+        &["stage", "cancel", PLAN],
+        &["stage", "rate", PLAN, "1MiB"],
+        &["top", "--once"],
+    ];
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let said = std::thread::scope(|scope| {
+        let running = commands.map(|command| {
+            let mut asks = served.forebay(command);
+            let ask = move || {
+                let began = Instant::now();
+                (try_run_for(&mut asks, TOLD_WITHIN * 2), began.elapsed())
+            };
+            (command, scope.spawn(ask))
+        });
+        running.map(|(command, told)| (command, told.join().unwrap()))
+    });
+    served.signal_server(0, libc::SIGCONT);
+    for (command, ((ok, text), took)) in said {
+        assert!(text.contains(&format!("process {pid} is stopped")), "{command:?}: {text}");
+        assert!(text.contains(&format!("`kill -CONT {pid}`")), "{command:?}: {text}");
+        assert!(took < TOLD_WITHIN, "{command:?}: {took:?}: {text}");
+        if command[0] == "top" {
+            continue;
+        }
+        assert!(!ok && text.contains("several buffers are mounted, name one"), "{text}");
+        for at in 0..4 {
+            let point = served.root(at).to_str().unwrap().to_string();
+            let is_told = text.contains(&format!("{point}: not asked: "))
+                || text.contains(&format!("waiting for the server of {point}, to find the plan"));
+            assert!(is_told && text.contains(&format!("--buffer {point}")), "{command:?}: {text}");
+        }
+    }
+}
+
 /// Commands that are calls on a path in the mount say whom they wait for, as those do that ask its process.
 #[test]
 fn commands_that_work_on_files_of_a_mount_name_its_stopped_server() {

@@ -1,5 +1,6 @@
 //! `forebay events`: the event record of a buffer, or of a server.
 
+use super::looking::{Looking, Work};
 use super::stager::served_name;
 use super::top::is_closed;
 use super::which_buffer;
@@ -7,7 +8,7 @@ use crate::args::EventsArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::json;
 use crate::servers::Server;
-use forebay_client::Control;
+use forebay_client::{Control, MountRef};
 use forebay_proto::Errno;
 use forebay_proto::control::ControlError;
 use forebay_proto::events::{
@@ -25,6 +26,7 @@ pub fn run(args: EventsArgs) -> Outcome {
     let mut shown = Vec::new();
     let mut next = Vec::new();
     let mut code = EXIT_OK;
+    let looking = source.looking();
     // A buffer's own record says where the others are.
     while let Some(record) = records.get(next.len()).cloned() {
         match read_all(&mut source, &record, first, &mut shown) {
@@ -41,6 +43,8 @@ pub fn run(args: EventsArgs) -> Outcome {
             Err(error) => return Err(error.into()),
         }
     }
+    // What happens from here on may be waited for without end.
+    drop(looking);
     // Each record is in order; between them only the clocks can tell.
     if records.len() > 1 {
         shown.sort_by_key(|event| event.time);
@@ -101,7 +105,7 @@ fn follow(
 /// Who has the record.
 enum Source {
     /// The server of a mount; `served` if that is a `forebay serve`.
-    Mounted { control: Box<Control>, served: bool },
+    Mounted { control: Box<Control>, place: MountRef, served: bool },
     /// A server: of one of its buffers, or of itself.
     Server { server: Box<Server>, name: Option<BufferName> },
 }
@@ -113,9 +117,19 @@ impl Source {
             let server = Box::new(Server::connect(&args.at, name.as_ref())?);
             return Ok(Source::Server { server, name });
         }
-        let (mut control, _) = which_buffer::connect(args.target.as_deref(), &[])?;
+        let (mut control, place) = which_buffer::connect(args.target.as_deref(), &[])?;
         let served = control.buffer_status()?.buffer.is_some();
-        Ok(Source::Mounted { control: Box::new(control), served })
+        Ok(Source::Mounted { control: Box::new(control), place, served })
+    }
+
+    /// Tells whom the mount waits for while it is asked.
+    fn looking(&self) -> Option<Looking> {
+        match self {
+            Source::Mounted { place, .. } => {
+                Some(Looking::in_mount(place, Work::Other("read the events of")))
+            }
+            Source::Server { .. } => None,
+        }
     }
 
     fn only_server(&self) -> bool {

@@ -1,13 +1,15 @@
 //! A call on a path in a mount waits for the server that has it, as the calls of any program do. A command that makes such
 //! calls says so when they take long: whom the mount waits for, and why.
 //!
-//! Callers: `stage` (and so `commit`), `stripe`, `publish`, the commands of a cache, which ask the mount's process as long, `umount`
-//! of a cache, and jobs (`job_servers`).
+//! Callers: `stage` (and so `commit`), `stripe`, `publish`; `stager`, `which_buffer`, `events` and the commands of a cache, which ask
+//! the mount's process as long; `umount` of a cache, and jobs (`job_servers`).
 
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::visible;
-use forebay_client::{Control, mount_above};
-use std::path::Path;
+use forebay_client::{Control, MountRef, mount_above};
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -29,26 +31,52 @@ pub enum Work {
 pub struct Looking {
     /// Dropped with it, which the thread that waits sees.
     _looks: Option<Sender<()>>,
+    /// Why there is no answer, as it was told last.
+    said: Arc<Mutex<Option<String>>>,
 }
 
 impl Looking {
     /// At `path`, which may be in no mount: then nothing is ever told.
     pub fn at(path: &Path, work: Work) -> Looking {
-        let Some((point, store_dir)) = mount_above(path) else { return Looking { _looks: None } };
+        match mount_above(path) {
+            Some((point, store_dir)) => Looking::begin(path, work, point, store_dir),
+            None => Looking { _looks: None, said: Arc::default() },
+        }
+    }
+
+    /// The mount's process is asked.
+    pub fn in_mount(mount: &MountRef, work: Work) -> Looking {
+        let (point, store_dir) = (mount.mount_point.clone(), mount.store_dir.clone());
+        Looking::begin(&mount.mount_point, work, point, store_dir)
+    }
+
+    /// Whether it has told this reason.
+    pub fn has_told(&self, why: &str) -> bool {
+        self.said.lock().as_deref() == Some(why)
+    }
+
+    fn begin(path: &Path, work: Work, point: PathBuf, store_dir: PathBuf) -> Looking {
         let (looks, ended) = channel();
-        let path = path.to_path_buf();
-        let tell = move || tell_when_long(&ended, &path, work, (&point, &store_dir));
+        let said: Arc<Mutex<Option<String>>> = Arc::default();
+        let (path, says) = (path.to_path_buf(), Arc::clone(&said));
+        let tell = move || tell_when_long(&ended, &path, work, (&point, &store_dir), &says);
         match std::thread::Builder::new().name("looking".into()).spawn(tell) {
-            Ok(_) => Looking { _looks: Some(looks) },
+            Ok(_) => Looking { _looks: Some(looks), said },
             Err(error) => {
                 tracing::debug!(%error, "nobody tells whom a look waits for");
-                Looking { _looks: None }
+                Looking { _looks: None, said }
             }
         }
     }
 }
 
-fn tell_when_long(ended: &Receiver<()>, path: &Path, work: Work, mount: (&Path, &Path)) {
+fn tell_when_long(
+    ended: &Receiver<()>,
+    path: &Path,
+    work: Work,
+    mount: (&Path, &Path),
+    said: &Mutex<Option<String>>,
+) {
     let (point, store_dir) = mount;
     let mut told = Told::default();
     while ended.recv_timeout(TOLD_AFTER) == Err(RecvTimeoutError::Timeout) {
@@ -59,6 +87,7 @@ fn tell_when_long(ended: &Receiver<()>, path: &Path, work: Work, mount: (&Path, 
             Work::Other(_) => told.is_new(why.as_deref()),
         };
         if is_new && ended.try_recv() == Err(TryRecvError::Empty) {
+            said.lock().clone_from(&why);
             eprintln!("forebay: {}", visible(&text(path, work, point, why.as_deref())));
         }
         if matches!(work, Work::BeforePlan) {

@@ -1,6 +1,7 @@
 //! One file per command. Each has `run(args) -> Outcome`.
 
 mod agent;
+mod at_once;
 mod bench;
 mod bench_bar;
 mod bench_caching;

@@ -4,6 +4,7 @@
 //! A plan outlives its server: one that is away while a command waits for the plan is waited for, as
 //! long as mounts wait ([`PATIENCE`]), and asked again.
 
+use super::looking::{Looking, Work};
 use super::{interrupted, which_buffer};
 use crate::args::ServerArgs;
 use crate::failure::visible;
@@ -72,6 +73,7 @@ impl Stager {
         let token = forebay_net::random::token()
             .map_err(|error| ControlError::io("start staging", None, &error))?;
         let mut away = Away::default();
+        let _looking = self.looking("begin a plan in");
         loop {
             let started = match self {
                 Stager::Mounted(mount) => mount.0.stage_start(spec.clone()),
@@ -114,6 +116,7 @@ impl Stager {
 
     /// Stops a plan.
     pub fn cancel(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        let _looking = self.looking("cancel a plan in");
         let told = match self {
             Stager::Mounted(mount) => mount.0.stage_cancel(plan),
             Stager::Served(served) => served.cancel(plan),
@@ -123,6 +126,7 @@ impl Stager {
 
     /// Changes the rate limit of a plan; 0 = none.
     pub fn rate(&mut self, plan: PlanId, bytes_per_s: u64) -> Result<PlanStatus, ControlError> {
+        let _looking = self.looking("change the rate of a plan in");
         let told = match self {
             Stager::Mounted(mount) => mount.0.stage_rate(plan, bytes_per_s),
             Stager::Served(served) => served.rate(plan, bytes_per_s),
@@ -194,6 +198,14 @@ impl Stager {
         away && match self {
             Stager::Mounted(mount) => Control::connect_store(&mount.1.store_dir).is_ok(),
             Stager::Served(_) => true,
+        }
+    }
+
+    /// As long as it lives a mount's process is asked, which may wait for a server. A server that is asked itself needs none.
+    fn looking(&self, what: &'static str) -> Option<Looking> {
+        match self {
+            Stager::Mounted(mount) => Some(Looking::in_mount(&mount.1, Work::Other(what))),
+            Stager::Served(_) => None,
         }
     }
 

@@ -2,8 +2,11 @@
 //! directory, else the only one that can be meant.
 //!
 //! Plan numbers begin at 1 in every buffer, so a buffer is never guessed: other users' buffers
-//! and those without the plan are left out, and of what remains there must be one.
+//! and those without the plan are left out, and of what remains there must be one. A mount that does not
+//! answer is told, and left out where another one has the plan.
 
+use super::at_once::at_once;
+use super::looking::{Looking, Work};
 use super::still_mounted::has_ended;
 use crate::daemon::{PLANS_WAIT, asker_waits};
 use crate::failure::{Usage, visible};
@@ -12,11 +15,14 @@ use forebay_jobs::run::words::shell_word;
 use forebay_proto::PlanId;
 use forebay_proto::control::ControlError;
 use std::path::Path;
-use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long several mounts are waited for together.
 const ALL_WAIT: Duration = asker_waits(PLANS_WAIT);
+/// How long their greetings are waited for, of that time: a process that runs greets by itself.
+const GREETING_WAIT: Duration = Duration::from_secs(5);
+/// What the answer of a buffer ends with that does not have the plan, has it for another user, or is a cache.
+const WITHOUT: [i32; 4] = [libc::ENOENT, libc::EPERM, libc::EACCES, libc::EINVAL];
 
 /// Connects to the servers of all mounted buffers that the caller may ask and that answer soon. A single one holds up nobody
 /// else: it has as much time as when it is asked by name.
@@ -28,22 +34,12 @@ pub fn all() -> anyhow::Result<Vec<(Control, MountRef)>> {
     let mounts = mounts()?;
     let until = (mounts.len() > 1).then(|| Instant::now() + ALL_WAIT);
     // At once, so that those which do not answer are waited for together.
-    let connected: Vec<_> = std::thread::scope(|scope| {
-        let connects: Vec<_> = mounts
-            .iter()
-            .map(|at| scope.spawn(move || Control::connect_store_until(&at.store_dir, until)))
-            .collect();
-        connects.into_iter().map(ScopedJoinHandle::join).collect()
-    });
-    let gone = |_| Err(ControlError::new("ask the mount", None, "its question broke off"));
-    for (place, control) in mounts.into_iter().zip(connected) {
-        match control.unwrap_or_else(gone) {
+    let connected = at_once(mounts, |at| (Control::connect_store_until(&at.store_dir, until), at));
+    for (control, place) in connected {
+        match control {
             Ok(control) => asked.push((control, place)),
             Err(error) if error.errno == Some(libc::EACCES) || has_ended(&error, &place) => {}
-            Err(error) => {
-                let text = format!("{}: not asked: {error}", place.mount_point.display());
-                eprintln!("forebay: {}", visible(&text));
-            }
+            Err(error) => say_not_asked(&place, &error),
         }
     }
     match asked.is_empty() {
@@ -67,6 +63,12 @@ pub fn whose(error: ControlError, store_dir: &Path) -> ControlError {
     }
 }
 
+/// Says why a mount did not answer.
+fn say_not_asked(place: &MountRef, error: &ControlError) {
+    let text = format!("{}: not asked: {error}", place.mount_point.display());
+    eprintln!("forebay: {}", visible(&text));
+}
+
 fn none() -> ControlError {
     ControlError::new("find the buffer", None, "no buffer of yours is mounted")
         .errno(libc::ENOENT)
@@ -86,20 +88,14 @@ pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control
     if let [only] = &mounted[..] {
         return Ok((Control::connect_store(&only.store_dir)?, only.clone()));
     }
-    let mut asked: Vec<(Control, MountRef)> = mounted
-        .into_iter()
-        .filter_map(|place| Some((Control::connect_store(&place.store_dir).ok()?, place)))
-        .collect();
+    // Of all together, as each may wait for a server that is stopped.
+    let until = Instant::now() + ALL_WAIT;
+    let mut asked = greeted(mounted, until);
     if asked.len() > 1 && !plans.is_empty() {
-        let holds_all =
-            |control: &mut Control| plans.iter().all(|plan| control.stage_status(*plan).is_ok());
-        let holders: Vec<bool> = asked.iter_mut().map(|(control, _)| holds_all(control)).collect();
-        // Where no buffer has them, all are named.
-        if holders.contains(&true) {
-            let mut holds = holders.into_iter();
-            asked.retain(|_| holds.next().unwrap_or(false));
-        }
+        asked = holders(asked, plans);
     }
+    // Who is asked alone has its own time.
+    asked.iter_mut().for_each(|(control, _)| control.set_until(None));
     match asked.len() {
         0 => Err(none().into()),
         1 => Ok(asked.remove(0)),
@@ -109,6 +105,56 @@ pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control
             Err(Usage(text).into())
         }
     }
+}
+
+/// The mounts whose processes greet, and have no time after `until`. Those that are silent are told.
+fn greeted(mounted: Vec<MountRef>, until: Instant) -> Vec<(Control, MountRef)> {
+    let connected = at_once(mounted, |at| {
+        (Control::connect_store_limited(&at.store_dir, Some(until), GREETING_WAIT), at)
+    });
+    let mut asked = Vec::new();
+    for (control, place) in connected {
+        match control {
+            Ok(control) => asked.push((control, place)),
+            Err(error) if error.errno == Some(libc::ETIMEDOUT) => say_not_asked(&place, &error),
+            Err(error) => tracing::debug!(%error, "another user's, or it has ended"),
+        }
+    }
+    asked
+}
+
+/// Those whose buffers have all of these plans; where none has, all. Those that do not say it are told, while they are
+/// waited for if that takes long.
+fn holders(asked: Vec<(Control, MountRef)>, plans: &[PlanId]) -> Vec<(Control, MountRef)> {
+    let mut answers = at_once(asked, |(mut control, place)| {
+        let looking = Looking::in_mount(&place, Work::Other("find the plan in"));
+        let holds = has_all(&mut control, plans);
+        if let Err(error) = &holds
+            && !looking.has_told(&error.to_string())
+            && !has_ended(error, &place)
+        {
+            say_not_asked(&place, error);
+        }
+        (control, place, matches!(holds, Ok(true)))
+    });
+    if answers.iter().any(|(.., holds)| *holds) {
+        answers.retain(|(.., holds)| *holds);
+    }
+    answers.into_iter().map(|(control, place, _)| (control, place)).collect()
+}
+
+/// Whether the buffer has all of these plans; an error if it does not say.
+fn has_all(control: &mut Control, plans: &[PlanId]) -> Result<bool, ControlError> {
+    for plan in plans {
+        match control.stage_status(*plan) {
+            Ok(_) => {}
+            Err(error) if error.errno.is_some_and(|errno| WITHOUT.contains(&errno)) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
 }
 
 /// What names a buffer, as a shell takes it.

@@ -629,6 +629,15 @@ impl Backing {
         }
     }
 
+    /// Which servers of the buffer are known not to answer, and what to do, in words. None is asked.
+    pub fn silent_servers(&self) -> Option<String> {
+        let Backing::Served(served) = self else { return None };
+        let stopped = served.stopped().map(|error| error.to_string());
+        // Who it is about is told, not that it was asked.
+        let stopped = stopped.map(|text| text.strip_prefix("ask ").unwrap_or(&text).to_string());
+        stopped.or_else(|| served.away())
+    }
+
     /// The mount is over and its session has ended (or `session_over` is false). With `force` servers
     /// that do not answer are not waited for.
     pub fn finish(&self, keep: bool, session_over: bool, force: bool) -> Result<(), ControlError> {

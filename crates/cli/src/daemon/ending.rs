@@ -187,7 +187,15 @@ impl Mount {
     /// Who keeps the mount from ending after it was unmounted, in words; `None` while it is mounted.
     pub fn ends_after(&self) -> Option<String> {
         let unmounted = self.ending.lock().unmounted || !self.copies.is_mounted();
-        unmounted.then(|| self.copies.describe().unwrap_or_else(|| LAST_REQUESTS.into()))
+        unmounted.then(|| self.copies.describe().unwrap_or_else(|| self.last_requests()))
+    }
+
+    /// What a mount waits for that has no copy any more: with the servers that are known not to answer. None is asked.
+    fn last_requests(&self) -> String {
+        match self.backing.silent_servers() {
+            Some(why) => format!("{LAST_REQUESTS}: {why}"),
+            None => LAST_REQUESTS.into(),
+        }
     }
 
     /// Unmounts, one request at a time; who comes after a success finds it done. What is to be

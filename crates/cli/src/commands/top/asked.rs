@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const MOUNT_WAIT: Duration = asker_waits(FIGURES_WAIT);
 /// How long both looks of `--once` take at most.
 const ONCE_WAIT: Duration = Duration::from_secs(11);
+/// How long the second look of `--once` waits for a mount that did not tell at the first one. What it said then holds.
+const AGAIN_WAIT: Duration = Duration::from_secs(1);
 
 /// Who is asked.
 pub(super) struct Asked {
@@ -90,12 +92,16 @@ impl Asked {
         let mut look = Look { told: Vec::new(), unheard: Vec::new() };
         let until = Instant::now() + MOUNT_WAIT;
         let until = self.until.map_or(until, |end| end.min(until));
+        let again = self.until.map_or(until, |end| end.min(Instant::now() + AGAIN_WAIT));
         // At once, so that those which do not answer are waited for together.
         let told: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = self
                 .mounts
                 .iter_mut()
-                .map(|mount| scope.spawn(move || mount.look(until)))
+                .map(|mount| {
+                    let until = if mount.said.is_some() { again } else { until };
+                    scope.spawn(move || mount.look(until))
+                })
                 .collect();
             asked.into_iter().map(ScopedJoinHandle::join).collect()
         });
