@@ -124,10 +124,7 @@ pub fn mount_again(
         let limit = if in_use { OTHERS_LIMIT } else { SETTLE_LIMIT };
         if begun.elapsed() >= limit {
             // The command may have waited for the very mount, and that answers again.
-            return match in_use && answers(point) {
-                true => Ok(()),
-                false => Err(refusal.why),
-            };
+            return if answers(point) { Ok(()) } else { Err(refusal.why) };
         }
         if in_use && !told {
             say(&format!("{}; waiting up to {} s for its end", refusal.why, limit.as_secs()));
