@@ -223,8 +223,9 @@ fn small_files(count: u32) -> (Place, PathBuf) {
     (place, script)
 }
 
-/// Longer than a command of another runner is waited for.
-const STOPPED: Duration = Duration::from_secs(20);
+/// Longer than a mount that gives an error is tried (10 s, of which the kernel may hold up some), so that it answers again when
+/// it is asked a last time.
+const STOPPED: Duration = Duration::from_secs(12);
 
 #[test]
 fn a_job_is_resumed_on_its_mount_that_was_stopped_for_long_and_answers_again() {
