@@ -96,7 +96,7 @@ fn verify_word(verify: Verify) -> &'static str {
 }
 
 /// Mounts a job's buffer if it is not, or if its server is dead. A command that an earlier
-/// runner started may still be at it: it is waited for, up to [`OTHERS_LIMIT`], and `say` is told.
+/// runner started may still be at it, or a mount be silent: that is waited for, up to [`OTHERS_LIMIT`], and `say` is told.
 ///
 /// # Errors
 /// As [`mount`].
@@ -121,7 +121,9 @@ pub fn mount_again(
         }
         let Err(refusal) = mount(program, record, dir, signals, say) else { return Ok(()) };
         let in_use = refusal.errno == Some(libc::EBUSY);
-        let limit = if in_use { OTHERS_LIMIT } else { SETTLE_LIMIT };
+        // A mount that is there and silent may be stopped: what it waits for is told meanwhile.
+        let waits = in_use || refusal.errno == Some(libc::ETIMEDOUT);
+        let limit = if waits { OTHERS_LIMIT } else { SETTLE_LIMIT };
         if begun.elapsed() >= limit {
             // The command may have waited for the very mount, and that answers again.
             return if answers(point) { Ok(()) } else { Err(refusal.why) };

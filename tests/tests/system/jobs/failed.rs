@@ -223,8 +223,7 @@ fn small_files(count: u32) -> (Place, PathBuf) {
     (place, script)
 }
 
-/// Longer than a mount that gives an error is tried (10 s, of which the kernel may hold up some), so that it answers again when
-/// it is asked a last time.
+/// Longer than one look at a mount takes, and less than it is waited for.
 const STOPPED: Duration = Duration::from_secs(12);
 
 #[test]
