@@ -346,13 +346,14 @@ fn check_list(stage: &StageRequest, path: &Path, room: &StoreRoom, report: &mut 
     }
 }
 
-/// Looks whether results can be put where they are to go.
 /// The mount point of the table at or above a destination, if nothing is mounted there: data-out would be refused.
 fn unmounted(path: &Path) -> Option<PathBuf> {
-    let real = fs::canonicalize(path).or_else(|_| fs::canonicalize(path.parent().unwrap_or(path)));
-    forebay_fstab::unmounted_above(Path::new(FSTAB), &real.ok()?)
+    // Where symbolic links lead, of what is there.
+    let real = path.ancestors().find_map(|above| fs::canonicalize(above).ok())?;
+    forebay_fstab::unmounted_above(Path::new(FSTAB), &real)
 }
 
+/// Looks whether results can be put where they are to go.
 fn check_destination(stage: &StageRequest, report: &mut Report) {
     let path = as_path(stage.pfs_path.as_bytes());
     if let Some(point) = unmounted(path) {

@@ -156,6 +156,13 @@ impl Pfs {
         }
     }
 
+    /// Refuses a path, of which directories may be missing, at or below a mount point at which nothing is mounted.
+    pub(super) fn must_be_mounted_above(&self, path: &[u8]) -> Outcome<()> {
+        // Where the requester may not look, nothing is known to be missed.
+        let Ok(Deepest { fd, at, .. }) = self.deepest(path) else { return Ok(()) };
+        self.must_be_mounted(fd.as_fd(), at)
+    }
+
     /// Makes a directory of those on the way to a target, with exactly this mode unless a default
     /// ACL of its parent decides: the umask of this process is the server's, not the requester's.
     /// Without a mode it is private.
@@ -224,11 +231,12 @@ fn times(meta: &Meta) -> Timestamps {
 impl Target for Pfs {
     fn make_top(&self, path: &[u8], how: &MakeTop) -> Outcome<Dir> {
         let Deepest { fd, at, mut missing } = self.deepest(path)?;
-        if let (Some(first), false) = (missing.last(), how.allows(missing.len())) {
-            return Err(no_parent(&join(at, b"", first)));
-        }
+        // First, since a directory that is missing is on the file system that is not there.
         if !how.parents {
             self.must_be_mounted(fd.as_fd(), at)?;
+        }
+        if let (Some(first), false) = (missing.last(), how.allows(missing.len())) {
+            return Err(no_parent(&join(at, b"", first)));
         }
         let mut dir = Dir::Pfs(Arc::new(fd));
         while let Some(name) = missing.pop() {

@@ -182,7 +182,14 @@ impl Run {
     /// tree can be published: what cannot be is refused before anything is copied.
     pub(super) fn prepare_place(&self, commit: &Commit) -> Outcome<()> {
         let fault = Fault::target("make directory");
-        let parent = self.parent_of(commit)?;
+        let parent = match self.parent_of(commit) {
+            Err(missing) if missing.errno == Errno::ENOENT => {
+                // A directory that is missing may be on the file system that is not there.
+                self.pfs.must_be_mounted_above(&commit.place.parent)?;
+                return Err(missing);
+            }
+            parent => parent?,
+        };
         self.pfs.must_be_mounted(fd(&parent).map_err(&fault)?, &commit.place.parent)?;
         let there = self.there(commit, &parent)?;
         {

@@ -93,7 +93,8 @@ fn a_target_whose_file_system_is_not_mounted_is_refused_without_parents() {
     let point = site.pfs("empty").canonicalize().unwrap();
     fs::write(&fstab, format!("mgs@tcp:/work {} lustre _netdev 0 0\n", point.display())).unwrap();
     symlink("empty", site.pfs("link")).unwrap();
-    for top in ["empty", "link"] {
+    // Directories that are missing below it as well.
+    for top in ["empty", "link", "empty/deep", "link/deep/er"] {
         for (kind, plan) in each_kind(&site, top) {
             for dry_run in [false, true] {
                 let options = StageOptions { dry_run, ..StageOptions::default() };

@@ -252,11 +252,16 @@ fn a_job_whose_results_go_to_a_pfs_that_is_not_mounted_is_refused_beforehand() {
     let table = place.base.join("fstab");
     let point = place.pfs("scratch");
     fs::write(&table, format!("mgs@tcp:/w {} lustre _netdev 0 0\n", point.display())).unwrap();
-    let out = "stage_out type=directory source=$DW_JOB_STRIPED/r destination=@PFS@/scratch/run";
-    let jobdw = "jobdw type=scratch capacity=2MiB access_mode=striped";
-    let script = place.script(&[jobdw, out], "touch @PFS@/started");
-    place.validate(&script).expect(0);
-    for command in ["validate", "run"] {
+    let script = |to: &str| {
+        let out = "stage_out type=directory source=$DW_JOB_STRIPED/r destination=@PFS@/scratch";
+        let jobdw = "jobdw type=scratch capacity=2MiB access_mode=striped";
+        place.script(&[jobdw, &format!("{out}/{to}")], "touch @PFS@/started")
+    };
+    place.validate(&script("run")).expect(0);
+    // Below a directory that is missing with the file system as well.
+    let each = [("run", "validate"), ("run", "run"), ("deep/run", "validate"), ("deep/run", "run")];
+    for (to, command) in each {
+        let script = script(to);
         let shell = format!("mount --bind {} /etc/fstab; exec \"$@\"", table.display());
         let mut forebay = Command::new("unshare");
         forebay.args(["--mount", "--propagation", "private", "sh", "-ec", &shell, "sh"]);
@@ -264,7 +269,7 @@ fn a_job_whose_results_go_to_a_pfs_that_is_not_mounted_is_refused_beforehand() {
         let said = forebay.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let refused = Run::wait(said).expect(if command == "run" { 120 } else { 1 });
         let why = format!("{}: /etc/fstab names it as a mount point, and nothing", point.display());
-        assert!(refused.err.contains(&why), "{command}: {}", refused.err);
+        assert!(refused.err.contains(&why), "{command} {to}: {}", refused.err);
     }
     assert!(!place.pfs("started").exists());
     place.assert_clean();
