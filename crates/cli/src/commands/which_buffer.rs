@@ -3,7 +3,7 @@
 //!
 //! Plan numbers begin at 1 in every buffer, so a buffer is never guessed: other users' buffers
 //! and those without the plan are left out, and of what remains there must be one. A mount that does not
-//! answer is told, and left out where another one has the plan.
+//! answer is told, and may be the one that is meant: it has to be named, or another one.
 
 use super::at_once::at_once;
 use super::looking::{Looking, Work};
@@ -23,6 +23,8 @@ const ALL_WAIT: Duration = asker_waits(PLANS_WAIT);
 const GREETING_WAIT: Duration = Duration::from_secs(5);
 /// What the answer of a buffer ends with that does not have the plan, has it for another user, or is a cache.
 const WITHOUT: [i32; 4] = [libc::ENOENT, libc::EPERM, libc::EACCES, libc::EINVAL];
+/// What the greeting of a mount ends with that is there and silent, or has no place for more who ask.
+const SILENT: [i32; 2] = [libc::ETIMEDOUT, libc::EAGAIN];
 
 /// Connects to the servers of all mounted buffers that the caller may ask and that answer soon. A single one holds up nobody
 /// else: it has as much time as when it is asked by name.
@@ -90,57 +92,105 @@ pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control
     }
     // Of all together, as each may wait for a server that is stopped.
     let until = Instant::now() + ALL_WAIT;
-    let mut asked = greeted(mounted, until);
-    if asked.len() > 1 && !plans.is_empty() {
-        asked = holders(asked, plans);
-    }
+    let (asked, silent) = greeted(mounted, until);
+    let asked = match asked.len() + silent.len() > 1 && !plans.is_empty() {
+        true => looked_for(asked, plans),
+        false => asked.into_iter().map(|(control, place)| (control, place, Told::Has)).collect(),
+    };
+    let heard = asked.iter().map(|(_, place, told)| (place.mount_point.as_path(), *told));
+    let unheard = silent.iter().map(|place| (place.mount_point.as_path(), Told::Nothing));
+    let at = meant(&heard.chain(unheard).collect::<Vec<_>>(), plans)?;
+    let found = at.and_then(|at| asked.into_iter().nth(at));
+    let (mut control, place, _) = found.ok_or_else(none)?;
     // Who is asked alone has its own time.
-    asked.iter_mut().for_each(|(control, _)| control.set_until(None));
-    match asked.len() {
-        0 => Err(none().into()),
-        1 => Ok(asked.remove(0)),
-        _ => {
-            let names: Vec<_> = asked.iter().map(|(_, place)| named(&place.mount_point)).collect();
-            let text = format!("several buffers are mounted, name one: {}", names.join(" or "));
-            Err(Usage(text).into())
-        }
-    }
+    control.set_until(None);
+    Ok((control, place))
 }
 
-/// The mounts whose processes greet, and have no time after `until`. Those that are silent are told.
-fn greeted(mounted: Vec<MountRef>, until: Instant) -> Vec<(Control, MountRef)> {
+/// What a mount told of the plans that a command acts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// Its buffer has them all, or the command acts on none.
+    Has,
+    /// Its buffer does not have them all.
+    HasNot,
+    /// It did not answer: its buffer may have them.
+    Nothing,
+}
+
+/// Which of these mounts is meant, by its place among them; `None` if there are none. One that did not answer may be meant as
+/// well as one that has the plans, and is never taken for another one.
+///
+/// # Errors
+/// If several may be meant, or one that did not answer: all that may be, each with what names it.
+fn meant(mounts: &[(&Path, Told)], plans: &[PlanId]) -> Result<Option<usize>, Usage> {
+    let mut may_be: Vec<usize> =
+        (0..mounts.len()).filter(|at| mounts[*at].1 != Told::HasNot).collect();
+    if may_be.is_empty() {
+        may_be = (0..mounts.len()).collect();
+    }
+    let is_silent = |at: &usize| mounts[*at].1 == Told::Nothing;
+    let any_silent = may_be.iter().any(is_silent);
+    if may_be.len() < 2 && !any_silent {
+        return Ok(may_be.first().copied());
+    }
+    let names: Vec<_> = may_be
+        .iter()
+        .map(|at| {
+            let why = match (is_silent(at), plans) {
+                (true, _) => " (it did not answer)".to_string(),
+                (false, [one]) if any_silent => format!(" (it has plan {one})"),
+                (false, [_, _, ..]) if any_silent => " (it has these plans)".to_string(),
+                _ => String::new(),
+            };
+            match plans {
+                // `events` has no such option.
+                [] => shell_word(mounts[*at].0) + &why,
+                _ => named(mounts[*at].0) + &why,
+            }
+        })
+        .collect();
+    Err(Usage(format!("several buffers are mounted, name one: {}", names.join(" or "))))
+}
+
+/// The mounts whose processes greet, and have no time after `until`, and those that are silent, which are told.
+fn greeted(mounted: Vec<MountRef>, until: Instant) -> (Vec<(Control, MountRef)>, Vec<MountRef>) {
     let connected = at_once(mounted, |at| {
         (Control::connect_store_limited(&at.store_dir, Some(until), GREETING_WAIT), at)
     });
-    let mut asked = Vec::new();
+    let (mut asked, mut silent) = (Vec::new(), Vec::new());
     for (control, place) in connected {
         match control {
             Ok(control) => asked.push((control, place)),
-            Err(error) if error.errno == Some(libc::ETIMEDOUT) => say_not_asked(&place, &error),
+            Err(error) if error.errno.is_some_and(|errno| SILENT.contains(&errno)) => {
+                say_not_asked(&place, &error);
+                silent.push(place);
+            }
             Err(error) => tracing::debug!(%error, "another user's, or it has ended"),
         }
     }
-    asked
+    (asked, silent)
 }
 
-/// Those whose buffers have all of these plans; where none has, all. Those that do not say it are told, while they are
-/// waited for if that takes long.
-fn holders(asked: Vec<(Control, MountRef)>, plans: &[PlanId]) -> Vec<(Control, MountRef)> {
-    let mut answers = at_once(asked, |(mut control, place)| {
+/// What each tells of these plans. Those that do not say it are told, while they are waited for if that takes long; a mount that
+/// has ended meanwhile is left out.
+fn looked_for(asked: Vec<(Control, MountRef)>, plans: &[PlanId]) -> Vec<(Control, MountRef, Told)> {
+    let answers = at_once(asked, |(mut control, place)| {
         let looking = Looking::in_mount(&place, Work::Other("find the plan in"));
-        let holds = has_all(&mut control, plans);
-        if let Err(error) = &holds
-            && !looking.has_told(&error.to_string())
-            && !has_ended(error, &place)
-        {
-            say_not_asked(&place, error);
-        }
-        (control, place, matches!(holds, Ok(true)))
+        let told = match has_all(&mut control, plans) {
+            Ok(true) => Told::Has,
+            Ok(false) => Told::HasNot,
+            Err(error) if has_ended(&error, &place) => return None,
+            Err(error) => {
+                if !looking.has_told(&error.to_string()) {
+                    say_not_asked(&place, &error);
+                }
+                Told::Nothing
+            }
+        };
+        Some((control, place, told))
     });
-    if answers.iter().any(|(.., holds)| *holds) {
-        answers.retain(|(.., holds)| *holds);
-    }
-    answers.into_iter().map(|(control, place, _)| (control, place)).collect()
+    answers.into_iter().flatten().collect()
 }
 
 /// Whether the buffer has all of these plans; an error if it does not say.
@@ -165,6 +215,35 @@ fn named(mount_point: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mount_that_did_not_answer_is_never_taken_for_one_without_the_plan() {
+        use Told::{Has, HasNot, Nothing};
+        let plans = [PlanId(7), PlanId(8)];
+        let told = |mounts: &[Told], plans: &[PlanId]| {
+            let points = ["/a", "/b", "/c"].map(Path::new);
+            let mounts: Vec<_> = points.into_iter().zip(mounts.iter().copied()).collect();
+            meant(&mounts, plans).map_err(|error| error.to_string())
+        };
+        let one = |mounts: &[Told]| told(mounts, &plans[..1]);
+        let refused = |names: &str| {
+            Err::<Option<usize>, _>(format!("several buffers are mounted, name one: {names}"))
+        };
+        assert_eq!(one(&[]), Ok(None));
+        assert_eq!(one(&[HasNot, Has]), Ok(Some(1)));
+        assert_eq!(one(&[HasNot]), Ok(Some(0)), "the only one says that it has not");
+        assert_eq!(one(&[Has, Has, HasNot]), refused("--buffer /a or --buffer /b"));
+        assert_eq!(one(&[HasNot, HasNot]), refused("--buffer /a or --buffer /b"));
+        let names = "--buffer /a (it has plan 7) or --buffer /c (it did not answer)";
+        assert_eq!(one(&[Has, HasNot, Nothing]), refused(names));
+        assert_eq!(one(&[HasNot, Nothing]), refused("--buffer /b (it did not answer)"));
+        let names = "--buffer /a (it has these plans) or --buffer /b (it did not answer)";
+        assert_eq!(told(&[Has, Nothing], &plans), refused(names));
+        // Of a command that acts on no plan.
+        assert_eq!(told(&[Has], &[]), Ok(Some(0)));
+        assert_eq!(told(&[Has, Has], &[]), refused("/a or /b"));
+        assert_eq!(told(&[Has, Nothing], &[]), refused("/a or /b (it did not answer)"));
+    }
 
     #[test]
     fn a_mount_point_with_a_blank_is_one_word() {

@@ -68,6 +68,54 @@ fn the_buffer_of_the_current_directory_is_meant() {
     }
 }
 
+/// Plans of all buffers begin at 1: one of a mount that is silent is not taken for the one that answers.
+#[test]
+fn a_plan_of_a_silent_mount_is_not_taken_for_that_of_another_one() {
+    let (rig, source) = rig();
+    let other = Rig::new(Flash::Memory);
+    other.mount("16MiB");
+    for mnt in [&rig.mnt, &other.mnt] {
+        let mut slow = rig.forebay();
+        slow.args(["stage", "in", "--no-wait", "--rate", "64KiB"]).args([&source, &mnt.join("f")]);
+        assert_eq!(text(&slow.output().unwrap().stdout), "1\n");
+    }
+    let pid = u32::try_from(rig.pid()).unwrap();
+    signal(pid, libc::SIGSTOP);
+    let commands: [&[&str]; 5] = [
+        &["stage", "cancel", "1"],
+        &["stage", "rate", "1", "1GiB"],
+        &["stage", "wait", "1"],
+        &["stage", "status", "1"],
+        &["commit", "--status", "1"],
+    ];
+    // At once: each waits for the silent one.
+    let running = commands.map(|command| {
+        let mut ask = rig.forebay();
+        ask.args(command).current_dir(rig.base()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        ask.spawn().unwrap()
+    });
+    let said = running.map(|asks| asks.wait_with_output().unwrap());
+    signal(pid, libc::SIGCONT);
+    for (command, output) in commands.iter().zip(&said) {
+        let message = failure(output, 2);
+        let known = format!("--buffer {} (it has plan 1)", other.mnt.display());
+        let silent = format!("--buffer {} (it did not answer)", rig.mnt.display());
+        for part in ["name one: ", &known, &silent, &format!("`kill -CONT {pid}`")] {
+            assert!(message.contains(part), "{command:?}: {part}: {message}");
+        }
+    }
+    for mount in [&rig, &other] {
+        let plan = mount
+            .forebay()
+            .args(["stage", "status", "1", "--json", "--buffer"])
+            .arg(&mount.mnt)
+            .output();
+        let plan: serde_json::Value = serde_json::from_slice(&plan.unwrap().stdout).unwrap();
+        assert_eq!(plan["state"], "running", "{plan}");
+        assert_eq!(plan["spec"]["rate_bytes_per_s"], 64 << 10, "{plan}");
+    }
+}
+
 /// How soon a command is over after Ctrl-C, whatever its server does.
 const SOON: Duration = Duration::from_secs(2);
 
