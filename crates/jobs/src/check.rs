@@ -107,6 +107,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Files, directories and links that stage-in would copy, as far as walked.
     pub stage_in_entries: u64,
+    /// Of these directories, links and the like.
+    pub stage_in_other_entries: u64,
     /// Bytes of them.
     pub stage_in_bytes: u64,
     /// What the store takes of its capacity for them: blocks, and the inodes of a store that has these inside.
@@ -295,13 +297,14 @@ fn walk(line: u32, top: &Path, room: &StoreRoom, report: &mut Report) {
             let Ok(entry) = entry else { continue };
             let Ok(meta) = entry.metadata() else { continue };
             let path = entry.path();
-            if meta.is_dir() {
-                count(&path, room, report);
-                pending.push(path);
-            } else if meta.is_file() {
+            if meta.is_file() {
                 count_file(line, &path, &meta, room, report);
-            } else {
-                count(&path, room, report);
+                continue;
+            }
+            count(&path, room, report);
+            report.stage_in_other_entries += 1;
+            if meta.is_dir() {
+                pending.push(path);
             }
         }
     }

@@ -124,11 +124,12 @@ pub(super) fn tell_end(
         PlanState::Cancelled => EventKind::Cancelled,
         PlanState::Queued | PlanState::Running => return,
     };
-    let note = (status.files_failed > 0).then(|| format!("{} files failed", status.files_failed));
+    let failed = || format!("{} {} failed", status.files_failed, status.noun());
+    let note = (status.files_failed > 0).then(failed);
     let happened = Happened {
         plan: Some(status.plan),
         bytes: Some(status.bytes_done),
-        files: Some(status.files_done),
+        files: Some(status.files_done.saturating_sub(status.other_entries_done)),
         verified: (state == PlanState::Done).then_some(status.spec.verify),
         note,
         ..Happened::of(event, status.uid)

@@ -85,13 +85,13 @@ impl Outbox {
 impl Run {
     /// An item that needs no record is done.
     pub fn item_done(&self, task: &Task) {
-        self.progress.done();
+        self.progress.done(task.meta.kind);
         self.part_ended(task, true);
     }
 
     /// An item was found done by an earlier run.
     pub fn item_skipped(&self, task: &Task) {
-        self.progress.skipped(task.meta.size_bytes);
+        self.progress.skipped(task.meta.kind, task.meta.size_bytes);
         self.part_ended(task, true);
     }
 

@@ -164,7 +164,7 @@ impl<'a> Delegator<'a> {
         });
         match was_done {
             Ok(true) => {
-                run.progress.skipped(task.meta.size_bytes);
+                run.progress.skipped(task.meta.kind, task.meta.size_bytes);
                 self.part.ended(true);
                 return;
             }
@@ -362,7 +362,7 @@ impl<'a> Delegator<'a> {
                     target: Version::new(target_ino, target_bytes, target_mtime),
                     crc32c,
                 });
-                run.progress.done();
+                run.progress.done(task.meta.kind);
                 self.part.ended(true);
             }
             WorkEnd::Failed { error, published } => {

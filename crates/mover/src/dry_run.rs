@@ -71,7 +71,7 @@ impl Run {
         let bytes = if task.meta.kind == FileKind::File { task.meta.size_bytes } else { 0 };
         let (no_clobber, path) = (self.spec.options.no_clobber, task.target_path());
         if there.is_some_and(|there| there.kind == FileKind::Dir) && !no_clobber {
-            self.progress.found(bytes);
+            self.progress.found(task.meta.kind, bytes);
             let why = "a directory has its name";
             let fault = Fault::of(Sort::Refused, Where::Target, "rename target", why);
             return self.fail(
@@ -96,7 +96,8 @@ impl Run {
                 seen.bytes_overwritten += bytes;
             }
         }
+        seen.other_entries += u64::from(task.meta.kind != FileKind::File);
         drop(seen);
-        self.progress.found(bytes);
+        self.progress.found(task.meta.kind, bytes);
     }
 }

@@ -1,5 +1,6 @@
 //! Counting what a plan has done, and telling it: totals, rate over the last seconds, ETA.
 
+use forebay_proto::attr::FileKind;
 use forebay_proto::control::{
     DryRun, FileError, MAX_NOT_KEPT_KINDS, MAX_NOT_KEPT_PATHS, MAX_REPORTED_ERRORS, NotKept,
     PathBytes, PlanState, PlanStatus, StageSpec,
@@ -21,6 +22,9 @@ pub(super) struct Progress {
     pub scanned: AtomicBool,
     pub files_total: AtomicU64,
     pub files_done: AtomicU64,
+    /// Of the total, and of those done, what is no regular file.
+    others_total: AtomicU64,
+    others_done: AtomicU64,
     pub files_failed: AtomicU64,
     pub files_skipped: AtomicU64,
     /// Left as they are, because the plan replaces nothing.
@@ -58,6 +62,8 @@ impl Progress {
             scanned: AtomicBool::new(false),
             files_total: AtomicU64::new(0),
             files_done: AtomicU64::new(0),
+            others_total: AtomicU64::new(0),
+            others_done: AtomicU64::new(0),
             files_failed: AtomicU64::new(0),
             files_skipped: AtomicU64::new(0),
             files_existing: AtomicU64::new(0),
@@ -79,9 +85,10 @@ impl Progress {
         let _ = self.moved.set(moved.clone());
     }
 
-    /// An item of `bytes` was found.
-    pub fn found(&self, bytes: u64) {
+    /// An item of `bytes` was found. One whose kind is not known counts as a file.
+    pub fn found(&self, kind: FileKind, bytes: u64) {
         self.files_total.fetch_add(1, Relaxed);
+        self.others_total.fetch_add((kind != FileKind::File).into(), Relaxed);
         self.bytes_total.fetch_add(bytes, Relaxed);
     }
 
@@ -119,15 +126,16 @@ impl Progress {
     }
 
     /// An item is done.
-    pub fn done(&self) {
+    pub fn done(&self, kind: FileKind) {
         self.files_done.fetch_add(1, Relaxed);
+        self.others_done.fetch_add((kind != FileKind::File).into(), Relaxed);
     }
 
     /// An item was found done by an earlier run.
-    pub fn skipped(&self, bytes: u64) {
+    pub fn skipped(&self, kind: FileKind, bytes: u64) {
         self.bytes_done.fetch_add(bytes as i64, Relaxed);
         self.files_skipped.fetch_add(1, Relaxed);
-        self.done();
+        self.done(kind);
     }
 
     /// An item failed.
@@ -185,6 +193,8 @@ impl Progress {
             scanned,
             files_total: self.files_total.load(Relaxed),
             files_done: self.files_done.load(Relaxed),
+            other_entries_total: self.others_total.load(Relaxed),
+            other_entries_done: self.others_done.load(Relaxed),
             files_failed: self.files_failed.load(Relaxed),
             files_skipped: self.files_skipped.load(Relaxed),
             files_existing: self.files_existing.load(Relaxed),

@@ -149,7 +149,7 @@ impl<'a> Walker<'a> {
             });
             if let Err((fault, attempts)) = taken {
                 let name = split(&path).map_or(&b""[..], |(_, name)| name);
-                run.progress.found(0);
+                run.progress.found(FileKind::File, 0);
                 run.fail(&fault, &path, &join(run.target_path(), b"", name), attempts);
             }
         }
@@ -286,7 +286,7 @@ impl<'a> Walker<'a> {
             let meta = match found {
                 Ok(meta) => meta,
                 Err((fault, attempts)) => {
-                    run.progress.found(0);
+                    run.progress.found(FileKind::File, 0);
                     let source = join(source_top, &frame.rel, &name);
                     let target = join(&self.target_top, &frame.rel, &name);
                     run.fail(&fault, &source, &target, attempts);
@@ -335,7 +335,7 @@ impl<'a> Walker<'a> {
         meta: Meta,
     ) -> Option<Frame> {
         let run = self.run;
-        run.progress.found(0);
+        run.progress.found(FileKind::Dir, 0);
         let rel: Arc<[u8]> = match frame.rel.is_empty() {
             true => Arc::from(name),
             false => Arc::from([&frame.rel[..], b"/", name].concat()),
@@ -363,7 +363,7 @@ impl<'a> Walker<'a> {
                 run.note_not_kept(&frame.source, name, &meta, &source_path);
                 let top = self.target_top.clone();
                 run.dirs.lock().push(DirDone { top, rel: rel.clone(), source_path, attrs });
-                run.progress.done();
+                run.progress.done(FileKind::Dir);
                 Some(Frame { rel, source, target, names })
             }
             Err((fault, attempts)) => {
@@ -407,7 +407,7 @@ impl<'a> Walker<'a> {
                 run.progress.files_existing.fetch_add(1, Relaxed);
             }
             Err((fault, attempts)) => {
-                run.progress.found(0);
+                run.progress.found(task.meta.kind, 0);
                 run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
             }
         }
@@ -425,7 +425,7 @@ impl<'a> Walker<'a> {
         if task.meta.nlink > 1 {
             let names = task.source_name.len() + 2 * task.target_name.len();
             if let Err(fault) = run.link_records.take(size_of::<(Task, Leader)>() + 128 + names) {
-                run.progress.found(0);
+                run.progress.found(task.meta.kind, 0);
                 run.fail(&fault, &task.source_path(), &task.target_path(), 1);
                 return Ok(());
             }
@@ -436,7 +436,7 @@ impl<'a> Walker<'a> {
             });
             match self.leaders.entry((task.meta.dev, task.meta.ino)) {
                 std::collections::hash_map::Entry::Occupied(first) => {
-                    run.progress.found(0);
+                    run.progress.found(task.meta.kind, 0);
                     task.dirs = None;
                     run.followers.lock().push((task, first.get().clone()));
                     return Ok(());
@@ -447,7 +447,7 @@ impl<'a> Walker<'a> {
             }
         }
         let bytes = if is_file { task.meta.size_bytes } else { 0 };
-        run.progress.found(bytes);
+        run.progress.found(task.meta.kind, bytes);
         if let Some((source, _)) = &task.dirs {
             run.note_not_kept(source, &task.source_name, &task.meta, &task.source_path());
         }
@@ -456,7 +456,7 @@ impl<'a> Walker<'a> {
             if let Some(leader) = &task.leader {
                 leader.published.store(true, Relaxed);
             }
-            run.progress.skipped(bytes);
+            run.progress.skipped(task.meta.kind, bytes);
             return Ok(());
         }
         let send = match is_file {

@@ -427,7 +427,7 @@ impl<'a> Worker<'a> {
             }
         });
         match linked {
-            Ok(()) => run.progress.done(),
+            Ok(()) => run.progress.done(task.meta.kind),
             Err((fault, attempts)) => {
                 run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
             }

@@ -75,9 +75,12 @@ pub fn describe(plan: &PlanStatus) -> String {
             format!("{noun} {number} has failed: {what} was not published")
         }
         PlanState::Failed => {
-            let files = plan.files_failed;
-            let files = if files == 1 { "1 file".into() } else { format!("{files} files") };
-            format!("{noun} {number} has failed: {what}, {files} not copied")
+            let failed = match (plan.files_failed, plan.noun()) {
+                (1, "files") => "1 file".to_string(),
+                (1, _) => "1 entry".to_string(),
+                (count, entries) => format!("{count} {entries}"),
+            };
+            format!("{noun} {number} has failed: {what}, {failed} not copied")
         }
         PlanState::Done | PlanState::Cancelled => format!("{noun} {number} has ended: {what}"),
         PlanState::Queued if plan.is_deferred() => {
@@ -90,9 +93,10 @@ pub fn describe(plan: &PlanStatus) -> String {
         PlanState::Queued | PlanState::Running => {
             let more = if plan.scanned { "" } else { "+" };
             format!(
-                "{noun} {number} is not finished: {what}, {} of {}{more} files, {} of {}{more} copied",
+                "{noun} {number} is not finished: {what}, {} of {}{more} {}, {} of {}{more} copied",
                 plan.files_done,
                 plan.files_total,
+                plan.noun(),
                 format_bytes(plan.bytes_done),
                 format_bytes(plan.bytes_total),
             )
@@ -144,6 +148,8 @@ mod tests {
             scanned: true,
             files_total: 3,
             files_done: 1,
+            other_entries_total: 0,
+            other_entries_done: 0,
             files_failed: 2,
             files_skipped: 0,
             bytes_total: 2048,
@@ -226,6 +232,10 @@ mod tests {
         let failed = plan(8, PlanState::Failed, "/results");
         let text = "plan 8 has failed: stage out /mnt/fb/results -> /pfs/run, 2 files not copied";
         assert_eq!(describe(&failed), text);
+        // Directories and links are no files.
+        let tree = |plan: PlanStatus| PlanStatus { other_entries_total: 1, ..plan };
+        assert!(describe(&tree(running)).contains(", 1 of 3 entries, 1.00 KiB of "));
+        assert!(describe(&tree(failed)).ends_with(", 2 entries not copied"));
         let many: Vec<_> = (0..7).map(|n| plan(n, PlanState::Queued, "/x")).collect();
         let all = unfinished(&many);
         assert!(describe_all(&all).ends_with("; and 2 more plans"));

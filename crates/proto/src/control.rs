@@ -10,6 +10,7 @@ use crate::commit::{CommitSpec, CommitStatus};
 use crate::events::{EventRecord, EventsPage, EventsQuery};
 use crate::ids::{PlanId, ServerId};
 use crate::metrics::{Counts, PoolMetrics};
+use crate::size::entries_text;
 use serde::{Deserialize, Serialize};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -453,6 +454,9 @@ pub struct DryRun {
     pub files_overwritten: u64,
     /// Bytes that would be copied for them.
     pub bytes_overwritten: u64,
+    /// Of all these, what is no regular file. None in states of older servers.
+    #[serde(default, rename = "other_entries_to_copy")]
+    pub other_entries: u64,
     /// Directories that would be made, those on the way included.
     pub directories_made: u64,
     /// Missing directories on the way to the target that would be made, the first one first.
@@ -577,9 +581,15 @@ pub struct PlanStatus {
     pub files_total: u64,
     /// Of them done.
     pub files_done: u64,
-    /// Of them failed.
+    /// Of those found, what is no regular file: directories, links, pipes, sockets, devices. None in states of older servers.
+    #[serde(default)]
+    pub other_entries_total: u64,
+    /// Of them done.
+    #[serde(default)]
+    pub other_entries_done: u64,
+    /// Of all found failed.
     pub files_failed: u64,
-    /// Of them found unchanged at the destination from before (resume).
+    /// Of those done found unchanged at the destination from before (resume).
     pub files_skipped: u64,
     /// Items that were not copied because their name is taken, with `no_clobber`. They are in none
     /// of the other counts.
@@ -627,6 +637,17 @@ impl PlanStatus {
     /// True if it waits for its release, as a rule the end of a job.
     pub fn is_deferred(&self) -> bool {
         !self.state.is_final() && self.spec.options.deferred
+    }
+
+    /// What its totals count, in a word: `files`, or `entries` if some are no regular files.
+    pub fn noun(&self) -> &'static str {
+        if self.other_entries_total > 0 { "entries" } else { "files" }
+    }
+
+    /// What it has done: `2 files, 4 B, and 3 other entries`.
+    pub fn done_text(&self) -> String {
+        let files = self.files_done.saturating_sub(self.other_entries_done);
+        entries_text(files, self.bytes_done, self.other_entries_done)
     }
 
     /// True if it waits for its turn.

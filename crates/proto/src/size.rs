@@ -60,9 +60,27 @@ pub fn format_bytes(bytes: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
+/// Regular files with their bytes, and what else there is beside them, in words: `2 files, 4 B, and 3 other entries`.
+pub fn entries_text(files: u64, bytes: u64, others: u64) -> String {
+    let noun = if files == 1 { "file" } else { "files" };
+    let text = format!("{files} {noun}, {}", format_bytes(bytes));
+    match others {
+        0 => text,
+        1 => text + ", and 1 other entry",
+        others => format!("{text}, and {others} other entries"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_file_is_told_beside_the_files() {
+        assert_eq!(entries_text(2, 4, 0), "2 files, 4 B");
+        assert_eq!(entries_text(1, 3 << 29, 1), "1 file, 1.50 GiB, and 1 other entry");
+        assert_eq!(entries_text(0, 0, 3), "0 files, 0 B, and 3 other entries");
+    }
 
     #[test]
     fn sizes_parse_and_bad_ones_are_named() {

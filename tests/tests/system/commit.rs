@@ -138,13 +138,24 @@ fn a_committed_tree_is_verified_against_its_manifest() {
     write_step(&from, 1, 4);
     write_step(&from.join("deep"), 1, 2);
     std::os::unix::fs::symlink("rank.0", from.join("latest")).unwrap();
-    run(&mut commit(&from, &place, &[]));
+    // All that tell of the tree count alike: the directory and the link are no files.
+    let counts = "6 files, 410 KiB, and 2 other entries";
+    let said = run(&mut commit(&from, &place, &[]));
+    assert!(said.contains(counts), "{said}");
+    let stage_out = |args: &[&str]| {
+        let mut command = Command::new(binary());
+        run(command.args(["stage", "out"]).args(args).args([&from, &pfs.join("plain")]))
+    };
+    let said = stage_out(&["--dry-run"]);
+    assert!(said.contains("would copy 6 files (410 KiB) and 1 other entry: 7 new"), "{said}");
+    let said = stage_out(&[]);
+    assert!(said.contains(counts), "{said}");
     let verify = |args: &[&str]| {
         let mut command = Command::new(binary());
         try_run(command.arg("verify").args(args).arg(&place))
     };
     let (ok, said) = verify(&[]);
-    assert!(ok && said.contains("6 files") && said.contains("as committed"), "{said}");
+    assert!(ok && said.contains(counts) && said.contains("as committed"), "{said}");
     let (ok, said) = verify(&["--json"]);
     let told: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(ok && told["sound"] == true && told["files"] == 6, "{told}");

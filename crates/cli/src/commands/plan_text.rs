@@ -31,13 +31,11 @@ pub(super) fn line(status: &PlanStatus) -> String {
         let rate = status.bytes_done as f64 / status.elapsed_s.max(0.001);
         let skipped = match status.files_skipped {
             0 => String::new(),
-            count => format!(" ({count} from before)"),
+            count => format!(" ({count} of these from before)"),
         };
         format!(
-            "{} {}{skipped}, {} in {} ({}/s){}",
-            status.files_done,
-            if status.files_done == 1 { "file" } else { "files" },
-            format_bytes(status.bytes_done),
+            "{}{skipped} in {} ({}/s){}",
+            status.done_text(),
             duration_text(status.elapsed_s),
             format_bytes(rate as u64),
             kept_text(status),
@@ -98,10 +96,8 @@ fn published(status: &PlanStatus, commit: &CommitStatus) -> String {
     };
     let how = status.verified.map(|how| format!(", {}", verified_text(how))).unwrap_or_default();
     format!(
-        "published{by}: {} {}, {} in {}{how}, version {}",
-        status.files_done,
-        if status.files_done == 1 { "file" } else { "files" },
-        format_bytes(status.bytes_done),
+        "published{by}: {} in {}{how}, version {}",
+        status.done_text(),
         duration_text(status.elapsed_s),
         commit.version,
     )
@@ -116,13 +112,19 @@ pub(super) fn dry_run_line(status: &PlanStatus, found: &DryRun) -> String {
         PlanState::Done => {}
         PlanState::Failed if status.files_total == 0 => return text + "would be refused",
         PlanState::Failed => {
-            text.push_str(&format!("{} would fail; else ", files(status.files_failed)));
+            let failed = counted(status.files_failed, status.noun());
+            text.push_str(&format!("{failed} would fail; else "));
         }
         PlanState::Cancelled => text.push_str("cancelled, so far "),
     }
+    let copied = found.files_new + found.files_overwritten;
+    let others = match found.other_entries {
+        0 => String::new(),
+        count => format!(" and {}", counted(count, "other entries")),
+    };
     text.push_str(&format!(
-        "would copy {} ({}): {} new ({}), {} over existing ones ({})",
-        files(found.files_new + found.files_overwritten),
+        "would copy {} ({}){others}: {} new ({}), {} over existing ones ({})",
+        counted(copied.saturating_sub(found.other_entries), "files"),
         format_bytes(found.bytes_new + found.bytes_overwritten),
         found.files_new,
         format_bytes(found.bytes_new),
@@ -141,7 +143,7 @@ pub(super) fn dry_run_line(status: &PlanStatus, found: &DryRun) -> String {
         });
     }
     if status.files_existing > 0 {
-        let kept = files(status.files_existing);
+        let kept = counted(status.files_existing, "files");
         text.push_str(&format!("; would leave {kept} as they are, whose names are taken"));
     }
     text
@@ -172,19 +174,26 @@ pub(super) fn kept_text(status: &PlanStatus) -> String {
     text
 }
 
-fn files(count: u64) -> String {
-    if count == 1 { "1 file".to_string() } else { format!("{count} files") }
+/// So many `files`, `entries` or `other entries`.
+fn counted(count: u64, nouns: &str) -> String {
+    match (count, nouns) {
+        (1, "files") => "1 file".to_string(),
+        (1, "entries") => "1 entry".to_string(),
+        (1, "other entries") => "1 other entry".to_string(),
+        _ => format!("{count} {nouns}"),
+    }
 }
 
 /// What stands beside the bar.
 pub(super) fn progress_text(status: &PlanStatus) -> String {
     let more = if status.scanned { "" } else { "+" };
     let mut text = format!(
-        "{} of {}{more}, {} of {}{more} files, {}/s",
+        "{} of {}{more}, {} of {}{more} {}, {}/s",
         format_bytes(status.bytes_done),
         format_bytes(status.bytes_total),
         status.files_done,
         status.files_total,
+        status.noun(),
         format_bytes(status.rate_bytes_per_s as u64),
     );
     if let Some(eta_s) = status.eta_s {

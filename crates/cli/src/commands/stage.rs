@@ -482,7 +482,7 @@ pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::control::{PartState, PlanPart};
+    use forebay_proto::control::{DryRun, PartState, PlanPart};
 
     fn status(scanned: bool, bytes: (u64, u64), files: (u64, u64)) -> PlanStatus {
         serde_json::from_value(serde_json::json!({
@@ -519,6 +519,31 @@ mod tests {
         assert_eq!(bar_text((1, 4)), format!(" 25% {}{}", "█".repeat(4), "░".repeat(12)));
         assert_eq!(bar_text((u64::MAX - 1, u64::MAX)), format!(" 99% {}░", "█".repeat(15)));
         assert_eq!(bar_text((0, 0)), format!("  0% {}", "░".repeat(16)));
+    }
+
+    #[test]
+    fn directories_and_links_are_told_beside_the_files() {
+        let tree = PlanStatus {
+            state: PlanState::Done,
+            elapsed_s: 1.0,
+            other_entries_total: 3,
+            other_entries_done: 3,
+            ..status(true, (4, 4), (5, 5))
+        };
+        let text = line(&tree);
+        let counts = ": done: 2 files, 4 B, and 3 other entries in 1.0 s (4 B/s)";
+        assert!(text.ends_with(counts), "{text}");
+        let text = line(&PlanStatus { files_skipped: 2, ..tree.clone() });
+        assert!(text.contains("3 other entries (2 of these from before) in"), "{text}");
+        let running = PlanStatus { state: PlanState::Running, ..tree.clone() };
+        assert_eq!(progress_text(&running), "4 B of 4 B, 5 of 5 entries, 0 B/s");
+        let files = PlanStatus { other_entries_total: 0, ..running };
+        assert_eq!(progress_text(&files), "4 B of 4 B, 5 of 5 files, 0 B/s");
+        let (bytes_new, other_entries) = (4, 1);
+        let found = DryRun { files_new: 3, bytes_new, other_entries, ..DryRun::default() };
+        let text = line(&PlanStatus { dry_run: Some(Box::new(found)), ..tree });
+        let counts = "would copy 2 files (4 B) and 1 other entry: 3 new (4 B), 0 over";
+        assert!(text.contains(counts), "{text}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use forebay_jobs::script::{self, Dialect, MAX_SCRIPT_BYTES};
 use forebay_proto::control::{StageKind, StoreKind};
 use forebay_proto::layout::Logs;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{entries_text, format_bytes};
 use forebay_store::room::room;
 use std::io::Read;
 use std::path::Path;
@@ -206,12 +206,11 @@ fn describe(name: &str, job: &JobRequest, report: &Report) -> String {
     }
     if !job.stage_in.is_empty() {
         let more = if report.stage_in_complete { "" } else { " or more" };
-        let bytes = format_bytes(report.stage_in_bytes);
+        let others = report.stage_in_other_entries;
+        let files = report.stage_in_entries.saturating_sub(others);
+        let brought = entries_text(files, report.stage_in_bytes, others);
         let takes = format_bytes(report.stage_in_store_bytes);
-        lines.push(format!(
-            "stages in    {} entries, {bytes}{more}; they take {takes} of the capacity",
-            report.stage_in_entries
-        ));
+        lines.push(format!("stages in    {brought}{more}; they take {takes} of the capacity"));
     }
     let rows: Vec<[String; 5]> = stage_rows("stage_in", &job.stage_in, true)
         .chain(stage_rows("stage_out", &job.stage_out, false))
@@ -279,6 +278,7 @@ mod tests {
         let report = Report {
             stage_in_complete: true,
             stage_in_entries: 12,
+            stage_in_other_entries: 2,
             stage_in_bytes: 5 << 20,
             stage_in_store_bytes: 6 << 20,
             stage_in_metadata_bytes: 4_000,

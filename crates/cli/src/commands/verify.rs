@@ -12,7 +12,7 @@ use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use crc_fast::Digest;
 use forebay_proto::commit::{MANIFEST_FORMAT, MANIFEST_NAME, is_reserved};
 use forebay_proto::control::{ControlError, PathBytes};
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::entries_text;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -356,11 +356,10 @@ fn tell(args: &VerifyArgs, manifest: &Manifest, found: &Findings) -> anyhow::Res
         list.iter().for_each(|one| print(&format!("{label:<11} {}: {}", one.path, one.what)));
     }
     let head = format!(
-        "{}: version {}, {} files, {}",
+        "{}: version {}, {}",
         args.directory.display(),
         manifest.head.version,
-        tail.files,
-        format_bytes(tail.bytes)
+        entries_text(tail.files, tail.bytes, tail.entries.saturating_sub(tail.files))
     );
     match found.is_sound() {
         true => print(&format!("{head}: as committed (read through the page cache)")),

@@ -523,6 +523,8 @@ mod tests {
             scanned: true,
             files_total: names.len() as u64,
             files_done: 0,
+            other_entries_total: 0,
+            other_entries_done: 0,
             files_failed: names.len() as u64,
             files_skipped: 0,
             files_existing: 0,

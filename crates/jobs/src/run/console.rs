@@ -91,13 +91,14 @@ impl Console {
     }
 }
 
-/// `12/40 files, 1.20/4.00 GiB, 310 MiB/s, 9 s left`.
+/// `12/40 files, 1.20/4.00 GiB, 310 MiB/s, 9 s left`; `entries` where some are directories or links.
 fn amounts(status: &PlanStatus) -> String {
     let more = if status.scanned { "" } else { "+" };
     let mut text = format!(
-        "{}/{}{more} files, {} of {}{more}",
+        "{}/{}{more} {}, {} of {}{more}",
         status.files_done,
         status.files_total,
+        status.noun(),
         format_bytes(status.bytes_done),
         format_bytes(status.bytes_total),
     );

@@ -30,7 +30,7 @@ use crate::request::JobRequest;
 use console::Console;
 use forebay_client::Control;
 use forebay_proto::control::{ControlError, Direction, Verify};
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{entries_text, format_bytes};
 use process::Script;
 use record::{
     JobRecord, Outcome, ProcessRef, RECORD_FORMAT, RECORD_NAME, ScriptExit, as_bytes, as_path,
@@ -437,14 +437,9 @@ impl Machine {
             let line = failure.stage.line;
             self.console.step(summary.step, &format!("line {line}: {why}"));
         }
-        if summary.ended == Ended::Ok && summary.files > 0 {
-            let text = format!(
-                "{} {}, {} in {:.2} s",
-                summary.files,
-                if summary.files == 1 { "file" } else { "files" },
-                format_bytes(summary.bytes),
-                summary.elapsed_s
-            );
+        if summary.ended == Ended::Ok && summary.has_moved() {
+            let moved = entries_text(summary.files, summary.bytes, summary.other_entries);
+            let text = format!("{moved} in {:.2} s", summary.elapsed_s);
             self.console.step(summary.step, &text);
         }
         self.failures = staged.failures;

@@ -113,7 +113,7 @@ fn row(summary: &StepSummary, exit: Option<ScriptExit>) -> [String; 7] {
         Ended::Failed => "failed",
         Ended::Interrupted => "interrupted",
     };
-    let moved = matches!(summary.step, Step::DataIn | Step::DataOut) && summary.files > 0;
+    let moved = matches!(summary.step, Step::DataIn | Step::DataOut) && summary.has_moved();
     let of = |text: String| if moved { text } else { "-".to_string() };
     let rate = summary.bytes as f64 / summary.elapsed_s.max(1e-9);
     let mut detail = summary.detail.clone();

@@ -84,6 +84,7 @@ impl LineEnd {
         let sum = match (before, after) {
             (Some(before), Some(after)) => Some(PlanStatus {
                 files_done: before.files_done + after.files_done,
+                other_entries_done: before.other_entries_done + after.other_entries_done,
                 files_failed: before.files_failed + after.files_failed,
                 files_skipped: before.files_skipped + after.files_skipped,
                 bytes_done: before.bytes_done + after.bytes_done,
@@ -193,7 +194,8 @@ impl Stager<'_> {
             let end = self.line(record, direction, step, &stage);
             self.console.end_progress();
             if let Some(status) = end.status() {
-                summary.files += status.files_done;
+                summary.files += status.files_done.saturating_sub(status.other_entries_done);
+                summary.other_entries += status.other_entries_done;
                 summary.files_failed += status.files_failed;
                 summary.files_skipped += status.files_skipped;
                 summary.bytes += status.bytes_done;

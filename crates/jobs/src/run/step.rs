@@ -114,9 +114,12 @@ pub struct StepSummary {
     pub step: Step,
     /// How it ended.
     pub ended: Ended,
-    /// Files, directories and links moved.
+    /// Files moved.
     pub files: u64,
-    /// Of these found unchanged at their destination, from an earlier try.
+    /// What else was moved: directories, links and the like. None in records of older versions, which counted it as files.
+    #[serde(default)]
+    pub other_entries: u64,
+    /// Of all these found unchanged at their destination, from an earlier try.
     pub files_skipped: u64,
     /// Not moved.
     pub files_failed: u64,
@@ -135,12 +138,18 @@ impl StepSummary {
             step,
             ended: Ended::Ok,
             files: 0,
+            other_entries: 0,
             files_skipped: 0,
             files_failed: 0,
             bytes: 0,
             elapsed_s: 0.0,
             detail: String::new(),
         }
+    }
+
+    /// Whether it moved anything.
+    pub fn has_moved(&self) -> bool {
+        self.files + self.other_entries > 0
     }
 
     /// The same, ended otherwise and with the reason.

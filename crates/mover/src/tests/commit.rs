@@ -98,10 +98,16 @@ fn make_tree(top: &Path, generation: u64) {
 fn a_tree_is_published_with_a_manifest_and_replaced_by_the_next() {
     let site = Site::new();
     make_tree(&site.buffer("t"), 1);
-    let first = must(&site, commit_spec(&site, "/t", "ckpt"));
+    let plan = site.must(commit_spec(&site, "/t", "ckpt"));
+    let first = of(&plan);
     assert_eq!(first.by, Some(PublishedBy::Rename));
     let place = site.pfs("ckpt");
     assert_eq!(check_manifest(&place), first.version);
+    // The plan counts as the manifest does: d, d/e and the link are no files.
+    let manifest = std::fs::read_to_string(place.join(".forebay-manifest")).unwrap();
+    let tail: serde_json::Value = serde_json::from_str(manifest.lines().last().unwrap()).unwrap();
+    assert_eq!((plan.files_done, plan.other_entries_done), (8, 3));
+    assert!(tail["entries"] == 8 && tail["files"] == 5, "{tail}");
     let one = std::fs::metadata(place.join("a")).unwrap();
     assert_eq!(one.ino(), std::fs::metadata(place.join("d/again")).unwrap().ino());
     let versioned = place.join(format!(".forebay-{}", first.version));

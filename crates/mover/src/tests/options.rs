@@ -243,6 +243,7 @@ fn a_dry_run_tells_what_would_be_done_and_does_nothing() {
     // New: g, g2, sub/f2. Over others: sub/f and link.
     assert_eq!((over.files_new, over.bytes_new), (3, 300 + 300 + 5_000));
     assert_eq!((over.files_overwritten, over.bytes_overwritten), (2, 5_000));
+    assert_eq!(over.other_entries, 1, "the link");
     assert_eq!((over.directories_made, over.parents.len()), (1, 0));
     let mut taken: Vec<_> = over.existing.iter().map(PathBytes::to_string).collect();
     taken.sort();

@@ -86,6 +86,7 @@ impl Site {
         let status = self.run(spec);
         assert_eq!(status.state, PlanState::Done, "{:#?}", status.errors);
         assert_eq!(status.files_done, status.files_total);
+        assert_eq!(status.other_entries_done, status.other_entries_total);
         assert_eq!(status.bytes_done, status.bytes_total);
         status
     }

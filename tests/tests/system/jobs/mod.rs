@@ -59,6 +59,9 @@ echo said"#,
     assert!(run.out.starts_with("said\n"), "{}", run.out);
     let (moved_in, moved_out) = (run.step("data-in"), run.step("data-out"));
     assert_eq!(moved_in["bytes"], 19, "{moved_in}");
+    // The directory in the tree is no file.
+    assert!(moved_in["files"] == 4 && moved_in["other_entries"] == 1, "{moved_in}");
+    assert!(run.err.contains("4 files, 19 B, and 1 other entry in "), "{}", run.err);
     assert_eq!(moved_out["bytes"], 19 + 24, "{moved_out}");
     assert_eq!(run.summary()["steps"].as_array().unwrap().len(), 8);
     place.assert_clean();
