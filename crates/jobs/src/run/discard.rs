@@ -2,8 +2,9 @@
 //!
 //! What the buffer holds is said first, as far as it can be told; then everything goes, and the record
 //! last. That the job is given up is on record before anything goes: from then on there is no way back, and what fails is told with
-//! what is left and the command that removes it. A node that does not answer keeps nothing alive: it is named, with the command that ends its mount. Nor does
-//! a server that has a part of the buffer: it is named, and the other servers go on with it when it is back.
+//! what is left and the command that removes it. A node that does not answer keeps nothing alive: it is named, with the command
+//! that ends its mount. Nor does a server that has a part of the buffer: it is named, and the other servers go on with it when it is
+//! back.
 //! Called by the command `run` of `forebay`.
 
 use super::console::Console;

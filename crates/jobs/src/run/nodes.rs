@@ -445,6 +445,25 @@ mod tests {
     }
 
     #[test]
+    fn launch_commands_that_nobody_waits_for_are_ended_also_if_they_ignore_it() {
+        let start = |script: &str| {
+            let mut command = Command::new("sh");
+            let child = command.args(["-c", script]).process_group(0).spawn().unwrap();
+            Running { at: 0, child, until: Instant::now() }
+        };
+        let mut running = [start("sleep 60"), start("trap '' TERM; sleep 60 & wait; sleep 60")];
+        // The second one has set its trap.
+        std::thread::sleep(END_GRACE);
+        let begun = Instant::now();
+        end_all(&mut running);
+        for launched in &mut running {
+            assert!(!launched.child.wait().unwrap().success());
+        }
+        let took = begun.elapsed();
+        assert!(took >= END_GRACE && took < END_GRACE * 10, "{took:?}");
+    }
+
+    #[test]
     fn scripts_are_good_shell_and_smaller_than_a_pipe() {
         let place = Place {
             program: Path::new("/opt/with blank/forebay"),
