@@ -55,6 +55,14 @@ enum Held {
     Part { bytes: u64, why: String },
 }
 
+/// What of a job that is given up could not be removed.
+struct NotRemoved {
+    /// Why not, in words.
+    why: String,
+    /// Only its directory is left, with the record.
+    is_gone: bool,
+}
+
 /// Gives a job up.
 ///
 /// # Errors
@@ -98,7 +106,11 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     let removed = remove(&record, &dir, program, &signals, &console);
     let text = match &removed {
         Ok(_) => format!("{}: discarded", record.id),
-        Err(why) => report::given_up_text(&record, &dir, why, &program.called),
+        Err(failed) => {
+            let NotRemoved { why, is_gone } = failed;
+            let text = report::given_up_text(&record, &dir, why, *is_gone, &program.called);
+            format!("{}: {text}", record.id)
+        }
     };
     console.say(&format!("forebay: {text}"));
     Ok(ended(&record, &dir, held.ok(), removed))
@@ -109,14 +121,14 @@ fn ended(
     record: &JobRecord,
     dir: &Path,
     held: Option<Held>,
-    removed: Result<Option<String>, String>,
+    removed: Result<Option<String>, NotRemoved>,
 ) -> Discarded {
     let files = match held {
         Some(Held::Files(files)) => Some(files),
         Some(Held::Part { .. }) | None => None,
     };
     let is_removed = removed.is_ok();
-    let left = removed.unwrap_or_else(Some);
+    let left = removed.unwrap_or_else(|failed| Some(failed.why));
     Discarded {
         job: record.id.clone(),
         outcome: if is_removed { "discarded" } else { "given-up" },
@@ -135,13 +147,20 @@ fn remove(
     program: &Program,
     signals: &Signals,
     console: &Console,
-) -> Result<Option<String>, String> {
-    let going = destroy(record, dir, program, signals, console)?;
+) -> Result<Option<String>, NotRemoved> {
+    let going = destroy(record, dir, program, signals, console)
+        .map_err(|why| NotRemoved { why, is_gone: false })?;
     let left = say_left(going, record, dir, program, signals, console);
-    signals
-        .while_removing(|| mount::remove_job_dir(record, dir))
-        .map_err(|error| format!("remove {}: {error}", dir.display()))?;
-    Ok(left)
+    let Err(error) = signals.while_removing(|| mount::remove_job_dir(record, dir)) else {
+        return Ok(left);
+    };
+    let why = format!("remove {}: {error}", dir.display());
+    if dir.join(RECORD_NAME).exists() {
+        return Err(NotRemoved { why, is_gone: true });
+    }
+    // Somebody has put something into its directory. Without the record nothing is left to be finished.
+    console.say(&format!("forebay: {why}"));
+    Ok(Some(left.into_iter().chain([why]).collect::<Vec<_>>().join("; ")))
 }
 
 /// Ends the mounts of the other nodes, and says what is left: parts of the buffer that are still `going`, mounts on nodes that do

@@ -292,11 +292,22 @@ pub fn given_up_before_text(when: UtcTime) -> String {
     format!("it was given up at {}; what is left of it is removed", moment(when))
 }
 
-/// What to say of a job that was given up when something of it is left: `why` names what failed.
-pub fn given_up_text(record: &JobRecord, dir: &Path, why: &str, program: &str) -> String {
-    let left = given_up_left(record).into_iter().map(|what| format!("  {what}\n"));
+/// What to say of a job that was given up when something of it is left: `why` names what failed; `is_gone`: the buffer and its mounts
+/// are not left.
+pub fn given_up_text(
+    record: &JobRecord,
+    dir: &Path,
+    why: &str,
+    is_gone: bool,
+    program: &str,
+) -> String {
+    let left = match is_gone {
+        true => Vec::new(),
+        false => given_up_left(record),
+    };
+    let left = left.into_iter().map(|what| format!("  {what}\n"));
     format!(
-        "the job is given up, but not all of it is removed: {why}\nWhat is left:\n{}  the record {path}\nWhen the cause is removed, \
+        "the job is given up, but not all of it is removed: {why}\nWhat may be left:\n{}  the record {path}\nWhen the cause is removed, \
          remove the rest:\n  {program} run --discard {path}\n",
         left.collect::<String>(),
         path = shell_word(&dir.join(RECORD_NAME)),

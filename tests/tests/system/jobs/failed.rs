@@ -174,7 +174,7 @@ fn a_discard_that_cannot_remove_the_buffer_says_that_the_job_is_given_up_and_goe
     let failed = place.discard(&record).expect(122);
     let finish = format!("run --discard {record}");
     for said in
-        ["the job is given up, but not all of it is removed", "What is left:", finish.as_str()]
+        ["the job is given up, but not all of it is removed", "What may be left:", finish.as_str()]
     {
         assert!(failed.err.contains(said), "not said: {said}\n{}", failed.err);
     }

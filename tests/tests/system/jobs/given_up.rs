@@ -89,7 +89,7 @@ fn a_discard_whose_server_was_killed_says_that_the_job_is_given_up_and_what_is_l
     let failed = Run::wait(discarding).expect(122);
     for said in [
         "the job is given up, but not all of it is removed: ",
-        "What is left:\n  the buffer job-",
+        "What may be left:\n  the buffer job-",
         format!(" at the server {}\n", site.tcp).as_str(),
         format!("the record {record}\n").as_str(),
         format!("run --discard {record}\n").as_str(),
