@@ -452,7 +452,9 @@ A result that a failed script did not write is no failure, unless the buffer hol
 Exit codes: that of the script (128 and the signal's number if a signal ended it), or 120 the job did not start, \
 121 stage-out failed and the buffer is kept, 122 the buffer could not be removed, or not unmounted on all nodes, \
 123 the script's exit code is not known (after --resume), 2 wrong usage. A script may end with 120 to 123 too: the last line on standard error \
-says whose the code is, and so does `outcome` of --json: done (the script's), not-started, results-missing, not-removed, exit-unknown.\n\n\
+says whose the code is, and so does `outcome` of --json: done (the script's), not-started, results-missing, not-removed, exit-unknown. \
+A job that was given up with --discard stays given up: --resume refuses it (1, outcome given-up), and if something of it cannot be removed \
+(122, given-up), the same --discard removes the rest later.\n\n\
 Examples:\n  \
 forebay run --flash /dev/shm job.sh\n  \
 forebay run job.sh input.lmp 100\n  \
@@ -488,7 +490,7 @@ pub struct RunArgs {
           "server", "secret_file", "servers", "on", "launch", "discard"])]
     pub resume: Option<PathBuf>,
     /// Give up a job that was kept or left: its record. The command says what the buffer holds, destroys
-    /// it, and removes the record. Files that only the buffer has are lost.
+    /// it, and removes the record. Files that only the buffer has are lost. From then on `--resume` refuses the job.
     #[arg(long, value_name = "RECORD", conflicts_with_all = ["script", "flash", "mount_dir", "work_dir", "store", "keep", "verify",
           "server", "secret_file", "servers", "on", "launch"])]
     pub discard: Option<PathBuf>,

@@ -11,7 +11,7 @@ use crate::servers::{BufferPath, Server};
 use crate::state_dir::MountRecord;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, may_have_ended, mounts, server_process};
-use forebay_jobs::run::record::{RECORD_NAME, as_path, left_at, left_over};
+use forebay_jobs::run::record::{LeftOver, RECORD_NAME, as_path, left_at, left_over};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, NO_ANSWER_YET, PathBytes};
 use forebay_proto::layout::LOG;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
@@ -54,6 +54,24 @@ struct Listed {
     /// Record of a job that nobody runs any more, for `forebay run --resume`.
     #[serde(skip_serializing_if = "Option::is_none")]
     resume: Option<PathBytes>,
+    /// The same of a job that was given up, for `forebay run --discard`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    discard: Option<PathBytes>,
+}
+
+impl Listed {
+    /// Names the job that left it.
+    fn name_job(&mut self, job: &LeftOver) {
+        let record = Some(bytes_of(&job.dir.join(RECORD_NAME)));
+        match job.record.given_up {
+            Some(_) => self.discard = record,
+            None => self.resume = record,
+        }
+    }
+
+    fn has_job(&self) -> bool {
+        self.resume.is_some() || self.discard.is_some()
+    }
 }
 
 /// Runs the command.
@@ -296,6 +314,11 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
             let text = format!("       its job is not finished: forebay run --resume {record}");
             println!("{}", visible(&text));
         }
+        if let Some(record) = &entry.discard {
+            let text =
+                format!("       its job is given up, not removed: forebay run --discard {record}");
+            println!("{}", visible(&text));
+        }
     }
     Ok(())
 }
@@ -307,15 +330,15 @@ fn name_left_jobs(places: &[PathBuf], listed: &mut [Listed]) {
         let of_job =
             listed.iter_mut().find(|e| e.mount_point.as_ref() == Some(&job.record.mount_point));
         if let Some(entry) = of_job {
-            entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
+            entry.name_job(&job);
         }
     }
     // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it.
-    for entry in listed.iter_mut().filter(|entry| entry.resume.is_none()) {
+    for entry in listed.iter_mut().filter(|entry| !entry.has_job()) {
         let Some(point) = &entry.mount_point else { continue };
         let job = as_path(point).parent().and_then(|dir| left_at(&dir.join(RECORD_NAME)));
         if let Some(job) = job.filter(|job| job.record.mount_point == *point) {
-            entry.resume = Some(bytes_of(&job.dir.join(RECORD_NAME)));
+            entry.name_job(&job);
         }
     }
 }
@@ -389,6 +412,7 @@ fn list_mounted(mount: &MountRef) -> Option<Listed> {
         used_bytes: None,
         why: None,
         resume: None,
+        discard: None,
     };
     if let Some(pid) = server_process::stopped_server(&mount.store_dir) {
         listed.state = "stopped";
@@ -464,6 +488,7 @@ fn list_kept(found: &FoundStore) -> Option<Listed> {
         used_bytes: None,
         why: why.or(said),
         resume: None,
+        discard: None,
     })
 }
 
@@ -480,5 +505,6 @@ fn list_ending(dir: &Path, record: &MountRecord) -> Option<Listed> {
         used_bytes: None,
         why: Some(why),
         resume: None,
+        discard: None,
     })
 }

@@ -1,33 +1,38 @@
 //! `forebay run --discard RECORD`: a job that was kept or left is given up, with all that only its buffer has.
 //!
 //! What the buffer holds is said first, as far as it can be told; then everything goes, and the record
-//! last. A node that does not answer keeps nothing alive: it is named, with the command that ends its mount. Nor does
-//! a server that has a part of the buffer: it is named, and the other servers go on with it when it is back.
+//! last. That the job is given up is on record before anything goes: from then on there is no way back, and what fails is told with
+//! what is left and the command that removes it. A node that does not answer keeps nothing alive: it is named, with the command
+//! that ends its mount. Nor does a server that has a part of the buffer: it is named, and the other servers go on with it when it is
+//! back.
 //! Called by the command `run` of `forebay`.
 
 use super::console::Console;
 use super::left::{self, Files};
-use super::record::{JobRecord, ProcessRef};
-use super::report::EXIT_TEARDOWN;
+use super::long_look::LongLook;
+use super::record::{JobRecord, Outcome, ProcessRef, RECORD_NAME};
+use super::report::{self, EXIT_TEARDOWN};
 use super::signals::Signals;
 use super::step::Step;
 use super::words::shell_word;
 use super::{Program, RunError, drain, mount, served};
 use forebay_proto::control::ControlError;
+use forebay_proto::events::UtcTime;
 use forebay_proto::net::ledger::BufferState;
 use forebay_proto::size::format_bytes;
 use serde::Serialize;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What was given up.
 #[derive(Debug, Serialize)]
 pub struct Discarded {
     /// Name of the job.
     pub job: String,
-    /// `discarded`.
+    /// `discarded`; `given-up` if it is on record that the job is given up, and its buffer or record could not be removed.
     pub outcome: &'static str,
-    /// The code that the command is to end with: 0, or 122 if a node, or a server with a part of the buffer, did not answer.
+    /// The code that the command is to end with: 0, or 122 if a node, or a server with a part of the buffer, did not answer, or
+    /// something could not be removed.
     pub exit_code: u8,
     /// Files with data that the buffer held; of a cache, those that the PFS does not have. `None` if that
     /// could not be told.
@@ -36,6 +41,8 @@ pub struct Discarded {
     pub bytes: Option<u64>,
     /// What could not be removed, in words.
     pub left: Option<String>,
+    /// The record of a job of which something is left: `--discard` removes the rest.
+    pub discard: Option<PathBuf>,
 }
 
 const WHAT: &str = "discard";
@@ -48,10 +55,19 @@ enum Held {
     Part { bytes: u64, why: String },
 }
 
+/// What of a job that is given up could not be removed.
+struct NotRemoved {
+    /// Why not, in words.
+    why: String,
+    /// Only its directory is left, with the record.
+    is_gone: bool,
+}
+
 /// Gives a job up.
 ///
 /// # Errors
-/// If there is no such job, somebody runs it, or its buffer cannot be destroyed: the record stays then.
+/// If there is no such job, somebody runs it, or its record cannot be written: nothing is given up then. What fails later is in
+/// the result.
 pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     let failed = |why: &dyn ToString| RunError::at(WHAT, path, why.to_string());
     let refused = |error: std::io::Error| RunError::io(WHAT, path, &error);
@@ -69,6 +85,9 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| failed(&"/proc does not show this process"))?;
     record.save(&dir).map_err(refused)?;
+    if let Some(when) = record.given_up {
+        console.say(&format!("forebay: {}: {}", record.id, report::given_up_before_text(when)));
+    }
     let held = held(&record, &dir, program, &signals, &console);
     let text = match &held {
         Ok(Held::Files(files)) => format!("its buffer holds {}", describe(&record, files)),
@@ -78,29 +97,70 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
         Err(why) => format!("what its buffer holds cannot be told: {why}"),
     };
     console.say(&format!("forebay: {}: {text}", record.id));
-    // From here on nothing of it is to be kept: what a kill leaves is teardown only.
+    // From here on nothing of it is to be kept, and there is nothing to finish: what a kill leaves is removed by another --discard.
     record.step = Step::Teardown;
     record.keep = false;
-    record.save(&dir).map_err(refused)?;
-    signals.job_is_given_up();
-    let going = destroy(&record, &dir, program, &signals, &console).map_err(|why| failed(&why))?;
-    let left = say_left(going, &record, &dir, program, &signals, &console);
-    signals
-        .while_removing(|| mount::remove_job_dir(&record, &dir))
-        .map_err(|error| failed(&format!("remove {}: {error}", dir.display())))?;
-    console.say(&format!("forebay: {}: discarded", record.id));
-    let files = match held {
-        Ok(Held::Files(files)) => Some(files),
-        Ok(Held::Part { .. }) | Err(_) => None,
+    record.outcome = Some(Outcome::GivenUp);
+    record.given_up.get_or_insert_with(UtcTime::now);
+    signals.while_giving_up(|| record.save(&dir)).map_err(refused)?;
+    let removed = remove(&record, &dir, program, &signals, &console);
+    let text = match &removed {
+        Ok(_) => format!("{}: discarded", record.id),
+        Err(failed) => {
+            let NotRemoved { why, is_gone } = failed;
+            let text = report::given_up_text(&record, &dir, why, *is_gone, &program.called);
+            format!("{}: {text}", record.id)
+        }
     };
-    Ok(Discarded {
+    console.say(&format!("forebay: {text}"));
+    Ok(ended(&record, &dir, held.ok(), removed))
+}
+
+/// What the command has to show at its end. `removed`: what may be left elsewhere, or why the record stays.
+fn ended(
+    record: &JobRecord,
+    dir: &Path,
+    held: Option<Held>,
+    removed: Result<Option<String>, NotRemoved>,
+) -> Discarded {
+    let files = match held {
+        Some(Held::Files(files)) => Some(files),
+        Some(Held::Part { .. }) | None => None,
+    };
+    let is_removed = removed.is_ok();
+    let left = removed.unwrap_or_else(|failed| Some(failed.why));
+    Discarded {
         job: record.id.clone(),
-        outcome: "discarded",
+        outcome: if is_removed { "discarded" } else { "given-up" },
         exit_code: if left.is_some() { EXIT_TEARDOWN } else { 0 },
         files: files.as_ref().map(|files| files.count),
         bytes: files.as_ref().map(|files| files.bytes),
         left,
-    })
+        discard: (!is_removed).then(|| dir.join(RECORD_NAME)),
+    }
+}
+
+/// Removes all of a job that is given up, the record last. `Some`: what may be left where nobody answers.
+fn remove(
+    record: &JobRecord,
+    dir: &Path,
+    program: &Program,
+    signals: &Signals,
+    console: &Console,
+) -> Result<Option<String>, NotRemoved> {
+    let going = destroy(record, dir, program, signals, console)
+        .map_err(|why| NotRemoved { why, is_gone: false })?;
+    let left = say_left(going, record, dir, program, signals, console);
+    let Err(error) = signals.while_removing(|| mount::remove_job_dir(record, dir)) else {
+        return Ok(left);
+    };
+    let why = format!("remove {}: {error}", dir.display());
+    if dir.join(RECORD_NAME).exists() {
+        return Err(NotRemoved { why, is_gone: true });
+    }
+    // Somebody has put something into its directory. Without the record nothing is left to be finished.
+    console.say(&format!("forebay: {why}"));
+    Ok(Some(left.into_iter().chain([why]).collect::<Vec<_>>().join("; ")))
 }
 
 /// Ends the mounts of the other nodes, and says what is left: parts of the buffer that are still `going`, mounts on nodes that do
@@ -182,9 +242,14 @@ fn held_by_mount(
 ) -> Result<Files, String> {
     let point = record.mount_point();
     let _told = program.servers.tell_of_mount(point, "look at what is in");
+    let _long = LongLook::at(record, program);
     if !mount::answers(point) {
         if never_ran {
             return Ok(Files::default());
+        }
+        // A buffer on this node of which a part may be gone: mounted again it would be made anew.
+        if record.given_up.is_some() && record.served.is_none() {
+            return Err("a part of it may be gone already".into());
         }
         let say = |text: &str| console.say(&format!("forebay: {text}"));
         mount::mount_again(&program.path, record, dir, signals, &say)?;

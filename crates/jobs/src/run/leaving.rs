@@ -53,24 +53,32 @@ impl Leaving {
             job: record.id.clone(),
             called: called.to_string(),
             record: shell_word(&dir.join(RECORD_NAME)),
-            phase: Mutex::new(Phase::Kept),
+            phase: Mutex::new(match record.given_up {
+                Some(_) => Phase::GivenUp,
+                None => Phase::Kept,
+            }),
         }
     }
 
-    /// From now on the job is given up: there is nothing to finish.
-    pub(super) fn give_up(&self) {
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = Phase::GivenUp;
+    /// Puts on record that the job is given up: from then on there is nothing to finish. What is said of it is what its record says.
+    pub(super) fn giving_up<T, E>(&self, put: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.uncut(Phase::GivenUp, put)
     }
 
     /// Does what must not be cut short: removes the record and all before it. No signal ends the process meanwhile, nor after it,
     /// if it went well.
     pub(super) fn ending<T, E>(&self, remove: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.uncut(Phase::Ended, remove)
+    }
+
+    /// Does what leads to the next phase; no signal ends the process meanwhile.
+    fn uncut<T, E>(&self, next: Phase, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
-        let removed = remove();
-        if removed.is_ok() {
-            *phase = Phase::Ended;
+        let done = work();
+        if done.is_ok() {
+            *phase = next;
         }
-        removed
+        done
     }
 
     /// Says that the job is left and ends the process. Returns only if the record is gone: then this command ends by itself.
@@ -83,7 +91,7 @@ impl Leaving {
             Ok(phase) => phase,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                say("the last files of the job are being removed, which is not cut short");
+                say("the job's record is being written or removed, which is not cut short");
                 self.phase.lock().unwrap_or_else(PoisonError::into_inner)
             }
         };
@@ -170,7 +178,9 @@ mod tests {
     #[test]
     fn a_job_whose_record_is_gone_is_not_left() {
         let leaving = leaving();
-        leaving.give_up();
+        assert_eq!(leaving.giving_up(|| Err::<(), _>("no room")), Err("no room"));
+        assert_eq!(*leaving.phase.lock().unwrap(), Phase::Kept);
+        assert_eq!(leaving.giving_up(|| Ok::<_, ()>(())), Ok(()));
         assert_eq!(leaving.ending(|| Err::<(), _>("not empty")), Err("not empty"));
         assert_eq!(*leaving.phase.lock().unwrap(), Phase::GivenUp);
         assert_eq!(leaving.ending(|| Ok::<_, ()>(())), Ok(()));

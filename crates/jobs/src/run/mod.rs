@@ -11,6 +11,7 @@ pub mod discard;
 mod drain;
 mod leaving;
 pub mod left;
+mod long_look;
 pub mod mount;
 pub mod nodes;
 pub mod process;
@@ -164,6 +165,8 @@ pub struct Finished {
     pub steps: Vec<StepSummary>,
     /// The record of a job whose buffer is kept, or of which something is left.
     pub resume: Option<PathBuf>,
+    /// The record of a job that was given up: `--discard` removes the rest.
+    pub discard: Option<PathBuf>,
     /// Where a kept buffer is mounted.
     pub mount_point: Option<PathBuf>,
 }
@@ -240,6 +243,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         step: Step::Setup,
         exit: None,
         outcome: None,
+        given_up: None,
         done: vec![validated],
         plans: Vec::new(),
     };
@@ -247,7 +251,8 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
     Ok((record, dir))
 }
 
-/// Goes on with a job whose runner is gone, or whose stage-out failed, to its end.
+/// Goes on with a job whose runner is gone, or whose stage-out failed, to its end. One that was given up is left as it is, with
+/// [`Outcome::GivenUp`].
 ///
 /// # Errors
 /// If there is no such job, somebody runs it, or its buffer cannot be mounted again and is needed for more than its removal.
@@ -257,6 +262,11 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     if record.runner.is_alive() {
         let why = format!("process {} runs this job", record.runner.pid);
         return Err(RunError::at(WHAT, path, why));
+    }
+    if let Some(when) = record.given_up {
+        let text = report::not_resumed_text(when, &dir, &program.called);
+        Console::new().say(&format!("forebay: {WHAT} {}: {text}", path.display()));
+        return Ok(not_resumed(record, &dir));
     }
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show us"))?;
@@ -275,7 +285,6 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
         false => Ok(()),
     };
     drop(told);
-    record.done.retain(|summary| summary.step < first);
     let mut machine = Machine::new(record, dir, program, signals, console);
     machine.resumed = true;
     match mounted {
@@ -284,6 +293,24 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
         Err(why) => return Err(RunError::new("mount the job's buffer again", why)),
     }
     Ok(machine.finish())
+}
+
+/// The end of a `--resume` that is refused, for the job was given up. Nothing of it is changed.
+fn not_resumed(record: JobRecord, dir: &Path) -> Finished {
+    let outcome = Outcome::GivenUp;
+    if let Some(text) = outcome.exit_text(record.exit) {
+        Console::new().say(&format!("forebay: {text}"));
+    }
+    Finished {
+        job: record.id,
+        outcome,
+        exit_code: outcome.exit_code(record.exit),
+        script_exit: record.exit,
+        steps: record.done,
+        resume: None,
+        discard: Some(dir.join(RECORD_NAME)),
+        mount_point: None,
+    }
 }
 
 /// A job on its way through the steps.
@@ -344,7 +371,7 @@ impl Machine {
                 self.console.step(step, &summary.detail.clone());
             }
             upcoming = step::next(step, summary.ended);
-            self.record.done.push(summary);
+            self.record.note(summary);
         }
         // The record of a job that is gone is gone with it.
         if self.dir.join(RECORD_NAME).exists() {
@@ -357,7 +384,7 @@ impl Machine {
     fn not_removed(&mut self, why: String) {
         self.record.step = Step::Teardown;
         self.console.step(Step::Teardown, &why);
-        self.record.done.push(StepSummary::new(Step::Teardown).ending(Ended::Failed, why));
+        self.record.note(StepSummary::new(Step::Teardown).ending(Ended::Failed, why));
         self.save();
     }
 
@@ -638,6 +665,7 @@ impl Machine {
             script_exit: self.record.exit,
             steps: self.record.done.clone(),
             resume: left.then_some(record_path),
+            discard: None,
             mount_point: (kept || self.record.keep)
                 .then(|| self.record.mount_point().to_path_buf()),
         }

@@ -10,7 +10,7 @@ use super::signals::{Signals, with_clear_mask};
 use super::words::{reason, shell_word, words};
 use crate::record_file;
 use crate::request::FileLimits;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
@@ -31,6 +31,10 @@ pub const MAX_NODES: usize = 4096;
 const MAX_LAUNCHED: usize = 64;
 /// Most time for one node.
 const NODE_LIMIT: Duration = Duration::from_secs(120);
+/// Time that launch commands have to end after SIGTERM when a signal ends the wait for them, before they are killed.
+const END_GRACE: Duration = Duration::from_millis(500);
+/// Time between two looks at that.
+const END_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Nodes that take longer than this are named, once, and at most so many.
 const SILENT_MAX: Duration = Duration::from_secs(3);
 const MAX_HOSTS_SHOWN: usize = 5;
@@ -233,6 +237,35 @@ struct Running {
     until: Instant,
 }
 
+impl Running {
+    /// Sends a signal to its process group, which has what the launcher started on this node.
+    fn signal(&self, signal: Signal) {
+        // ESRCH: it has ended, which is what the next look finds.
+        let _ = kill_process_group(Pid::from_child(&self.child), signal);
+    }
+
+    /// True if a process of its group is left.
+    fn is_there(&mut self) -> bool {
+        // One that has ended and was not waited for counts as there.
+        let _ = self.child.try_wait();
+        test_kill_process_group(Pid::from_child(&self.child)).is_ok()
+    }
+}
+
+/// Ends launch commands with all that they started on this node: those that do not end within [`END_GRACE`] are killed.
+fn end_all(running: &mut [Running]) {
+    running.iter().for_each(|launched| launched.signal(Signal::TERM));
+    let until = Instant::now() + END_GRACE;
+    while running.iter_mut().any(Running::is_there) && Instant::now() < until {
+        std::thread::sleep(END_LOOK_INTERVAL);
+    }
+    for launched in running.iter_mut() {
+        if launched.is_there() {
+            launched.signal(Signal::KILL);
+        }
+    }
+}
+
 impl Launcher<'_> {
     /// Runs a script on each node to its end: what it printed, or why it failed.
     pub fn run(&self, nodes: &[&Node], script: &str) -> Vec<Result<String, NodeFailure>> {
@@ -272,8 +305,12 @@ impl Launcher<'_> {
                 // The next step acts on it: half of the nodes help nobody.
                 let signal = self.signals.wait(LOOK_INTERVAL).unwrap_or_default();
                 let signal = signal.filter(|signal| *signal != Signal::CHILD);
-                // A job that is left to its record: what was begun on the nodes goes on there.
+                // A job that is left to its record: nobody waits for the launch commands any more. What they have begun on the
+                // nodes may go on there.
                 if let Some(signal) = signal {
+                    if self.signals.may_leave() {
+                        end_all(&mut running);
+                    }
                     self.signals.leave(signal);
                 }
                 signalled = signalled.or(signal);
@@ -330,8 +367,8 @@ impl Launcher<'_> {
             }
             Ok(None) if Instant::now() < launched.until => None,
             Ok(None) => {
-                // Both fail only if it has ended just now.
-                let _ = launched.child.kill();
+                launched.signal(Signal::KILL);
+                // It fails only if it has ended just now.
                 let _ = launched.child.wait();
                 let why = format!("it did not answer within {} s", NODE_LIMIT.as_secs());
                 Some(Err(NodeFailure::touched(why)))
@@ -405,6 +442,25 @@ mod tests {
         assert_eq!(*told.borrow(), [one]);
         let many = waiting_for(&["a", "b", "c", "d", "e", "f", "g"]);
         assert!(many.starts_with("waiting for nodes a, b, c, d, e and 2 more to "), "{many}");
+    }
+
+    #[test]
+    fn launch_commands_that_nobody_waits_for_are_ended_also_if_they_ignore_it() {
+        let start = |script: &str| {
+            let mut command = Command::new("sh");
+            let child = command.args(["-c", script]).process_group(0).spawn().unwrap();
+            Running { at: 0, child, until: Instant::now() }
+        };
+        let mut running = [start("sleep 60"), start("trap '' TERM; sleep 60 & wait; sleep 60")];
+        // The second one has set its trap.
+        std::thread::sleep(END_GRACE);
+        let begun = Instant::now();
+        end_all(&mut running);
+        for launched in &mut running {
+            assert!(!launched.child.wait().unwrap().success());
+        }
+        let took = begun.elapsed();
+        assert!(took >= END_GRACE && took < END_GRACE * 10, "{took:?}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::request::{AccessMode, JobRequest};
 use forebay_net::look;
 use forebay_proto::PlanId;
 use forebay_proto::control::{PathBytes, Verify};
+use forebay_proto::events::UtcTime;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs;
@@ -134,6 +135,9 @@ pub struct JobRecord {
     /// How the job ended, once it has: of a job whose buffer is kept, or could not be removed.
     #[serde(default)]
     pub outcome: Option<Outcome>,
+    /// When it was given up with `--discard`: there is no way back. On record before anything is destroyed.
+    #[serde(default)]
+    pub given_up: Option<UtcTime>,
     /// What the steps did so far.
     pub done: Vec<StepSummary>,
     /// Stage-out plans that were started.
@@ -155,6 +159,9 @@ pub enum Outcome {
     NotRemoved,
     /// All steps were done; the script's exit code is not known.
     ExitUnknown,
+    /// It was given up with `--discard`, and not all of it is removed yet. A program that does not know this word takes the record
+    /// for damaged, rather than finish the job.
+    GivenUp,
 }
 
 impl JobRecord {
@@ -167,6 +174,13 @@ impl JobRecord {
     pub fn script_failed(&self) -> bool {
         matches!(self.exit, Some(ScriptExit::Signal(_)))
             || matches!(self.exit, Some(ScriptExit::Code(code)) if code != 0)
+    }
+
+    /// Notes that a step ended so, in the place of what an earlier try of it did: until then that is what is known of it.
+    pub fn note(&mut self, summary: StepSummary) {
+        self.done.retain(|earlier| earlier.step != summary.step);
+        let at = self.done.iter().position(|other| other.step > summary.step);
+        self.done.insert(at.unwrap_or(self.done.len()), summary);
     }
 
     /// Where the script finds a mode's namespace; `dir` is the job's directory.

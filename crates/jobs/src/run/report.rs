@@ -1,5 +1,6 @@
 //! The end of a run in words: the table of steps, and what to do with a buffer that was kept.
 
+use super::mount;
 use super::record::{JobRecord, Outcome, RECORD_NAME, ScriptExit, as_path};
 use super::signals::signal_name;
 use super::staging::{StageFailure, path_in_mount};
@@ -7,10 +8,13 @@ use super::step::{Ended, Step, StepSummary};
 use super::words::shell_word;
 use crate::problem::printable_bytes;
 use forebay_proto::control::{PathBytes, StageKind};
+use forebay_proto::events::UtcTime;
 use forebay_proto::size::format_bytes;
 use rustix::process::Signal;
 use std::path::Path;
 
+/// The job was given up: there is nothing to finish, and nothing was changed.
+pub const EXIT_REFUSED: u8 = 1;
 /// The job could not start: refused, no buffer, or stage-in failed.
 pub const EXIT_NOT_STARTED: u8 = 120;
 /// The job ran, but not all results are on the PFS; the buffer is kept.
@@ -40,6 +44,7 @@ impl Outcome {
             (Outcome::NotStarted, _) => EXIT_NOT_STARTED,
             (Outcome::ResultsMissing, _) => EXIT_STAGE_OUT,
             (Outcome::NotRemoved, _) => EXIT_TEARDOWN,
+            (Outcome::GivenUp, _) => EXIT_REFUSED,
             (Outcome::Done, Some(ScriptExit::Code(code))) => u8::try_from(code).unwrap_or(1),
             // As a shell has it.
             (Outcome::Done, Some(ScriptExit::Signal(number))) => {
@@ -59,6 +64,7 @@ impl Outcome {
             Outcome::ResultsMissing => "results are missing on the PFS, the buffer is kept",
             Outcome::NotRemoved => "results are on the PFS, but not everything could be removed",
             Outcome::ExitUnknown => "results are on the PFS, the script's exit code is not known",
+            Outcome::GivenUp => "the job was given up with --discard, nothing was changed",
         };
         let script = match (self, exit) {
             (Outcome::ResultsMissing | Outcome::NotRemoved, Some(exit)) => {
@@ -133,6 +139,9 @@ fn row(summary: &StepSummary, exit: Option<ScriptExit>) -> [String; 7] {
         detail,
     ]
 }
+
+/// Most nodes of a job that was given up which are named.
+const MAX_HOSTS_SHOWN: usize = 5;
 
 fn quoted_bytes(path: &PathBytes) -> String {
     shell_word(as_path(path))
@@ -259,13 +268,88 @@ pub fn left_text(dir: &Path, why: &str, program: &str) -> String {
     )
 }
 
+/// A moment, to the second.
+fn moment(time: UtcTime) -> String {
+    let text = time.to_string();
+    match text.split_once('.') {
+        Some((seconds, _)) => format!("{seconds}Z"),
+        None => text,
+    }
+}
+
+/// Why a job that was given up is not gone on with, and what there is to do.
+pub fn not_resumed_text(when: UtcTime, dir: &Path, program: &str) -> String {
+    let record = shell_word(&dir.join(RECORD_NAME));
+    format!(
+        "this job was given up with --discard at {}, its results are not brought to the PFS any more; to finish:\n  {program} run \
+         --discard {record}",
+        moment(when)
+    )
+}
+
+/// What to say first when a job that was given up before is given up again.
+pub fn given_up_before_text(when: UtcTime) -> String {
+    format!("it was given up at {}; what is left of it is removed", moment(when))
+}
+
+/// What to say of a job that was given up when something of it is left: `why` names what failed; `is_gone`: the buffer and its mounts
+/// are not left.
+pub fn given_up_text(
+    record: &JobRecord,
+    dir: &Path,
+    why: &str,
+    is_gone: bool,
+    program: &str,
+) -> String {
+    let left = match is_gone {
+        true => Vec::new(),
+        false => given_up_left(record),
+    };
+    let left = left.into_iter().map(|what| format!("  {what}\n"));
+    format!(
+        "the job is given up, but not all of it is removed: {why}\nWhat may be left:\n{}  the record {path}\nWhen the cause is removed, \
+         remove the rest:\n  {program} run --discard {path}\n",
+        left.collect::<String>(),
+        path = shell_word(&dir.join(RECORD_NAME)),
+    )
+}
+
+/// What a job may still have that was given up, but its record.
+fn given_up_left(record: &JobRecord) -> Vec<String> {
+    let point = shell_word(record.mount_point());
+    let is_mounted = mount::is_mounted(record.mount_point());
+    let mut left = Vec::new();
+    match &record.served {
+        Some(job) => left.push(format!("the buffer {} at the server {}", job.buffer, job.server)),
+        None => left.push(format!("the buffer in {}", shell_word(as_path(&record.flash)))),
+    }
+    if is_mounted {
+        left.push(format!("its mount {point} on this node"));
+    }
+    let nodes = record.served.iter().flat_map(|job| &job.nodes).filter(|node| !node.untouched);
+    let hosts: Vec<&str> = nodes.map(|node| node.host.as_str()).take(MAX_HOSTS_SHOWN + 1).collect();
+    if !hosts.is_empty() {
+        let more = if hosts.len() > MAX_HOSTS_SHOWN { " and more" } else { "" };
+        let shown = hosts[..hosts.len().min(MAX_HOSTS_SHOWN)].join(", ");
+        left.push(format!("its mounts {point} on {shown}{more}, if they were not ended before"));
+    }
+    left
+}
+
 /// What to say of a job that an earlier runner left.
 pub fn left_over_text(record: &JobRecord, dir: &Path, program: &str) -> String {
+    let path = shell_word(&dir.join(RECORD_NAME));
+    if let Some(when) = record.given_up {
+        return format!(
+            "an earlier job was given up at {}, but not all of it is removed ({}); to remove the rest: {program} run --discard {path}",
+            moment(when),
+            printable_bytes(record.script.as_bytes()),
+        );
+    }
     format!(
         "an earlier job is left in step {} ({}); to finish it: {program} run --resume {path}; to give it \
          up: {program} run --discard {path}",
         record.step,
         printable_bytes(record.script.as_bytes()),
-        path = shell_word(&dir.join(RECORD_NAME))
     )
 }

@@ -32,7 +32,7 @@ pub fn not_all_tell(buffer: &ServedBuffer) -> String {
 }
 
 /// Servers, as the job needs them.
-pub trait Servers: std::fmt::Debug {
+pub trait Servers: std::fmt::Debug + Send + Sync {
     /// Makes the job's buffer; asked again, the same one.
     ///
     /// # Errors

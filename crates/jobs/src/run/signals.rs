@@ -173,10 +173,11 @@ impl Signals {
         }
     }
 
-    /// What is said of the job that is left: it is given up.
-    pub(super) fn job_is_given_up(&self) {
-        if let Some(leaving) = &self.leaving {
-            leaving.give_up();
+    /// Puts on record that the job is given up: then that is what is said of the job that is left.
+    pub(super) fn while_giving_up(&self, put: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        match &self.leaving {
+            Some(leaving) => leaving.giving_up(put),
+            None => put(),
         }
     }
 

@@ -160,6 +160,36 @@ fn a_buffer_that_cannot_be_removed_is_told_by_each_resume_until_it_can() {
 }
 
 #[test]
+fn a_discard_that_cannot_remove_the_buffer_says_that_the_job_is_given_up_and_goes_on_later() {
+    let place = Place::new();
+    let body = "echo x > ${DW_JOB_STRIPED}x\n\
+        for held in @PFS@/../flash/forebay-*/data/*; do break; done\n\
+        chattr +i $held; printf %s $held > @PFS@/held";
+    let script = place.script(&[STRIPED, OUT], body);
+    let mut command = place.command(&["--store", "directory", "--flash"]);
+    let run = Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap());
+    let held = Immutable(fs::read_to_string(place.pfs("held")).unwrap().into());
+    let run = run.expect(121);
+    let record = run.record();
+    let failed = place.discard(&record).expect(122);
+    let finish = format!("run --discard {record}");
+    for said in
+        ["the job is given up, but not all of it is removed", "What may be left:", finish.as_str()]
+    {
+        assert!(failed.err.contains(said), "not said: {said}\n{}", failed.err);
+    }
+    assert!(!failed.err.contains("run --resume"), "{}", failed.err);
+    let summary = failed.summary();
+    assert_eq!(summary["outcome"], "given-up", "{summary}");
+    assert!(summary["left"].to_string().contains("Operation not permitted"), "{summary}");
+    let refused = place.resume(&record).expect(1);
+    assert_eq!(refused.summary()["outcome"], "given-up", "{}", refused.err);
+    held.end();
+    assert_eq!(place.discard(&record).expect(0).summary()["outcome"], "discarded");
+    place.assert_clean();
+}
+
+#[test]
 fn a_job_whose_directory_lies_elsewhere_is_pointed_out_as_well() {
     let place = Place::new();
     let run = |script: PathBuf| {

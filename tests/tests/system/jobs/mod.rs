@@ -1,12 +1,13 @@
 //! Jobs on real mounts: `forebay run` with #DW scripts, from stage-in to teardown, and what is
 //! left when a step fails, the PFS refuses, or the runner is killed. Jobs at a server are in `served`, those
-//! with a cache in `cached`.
+//! with a cache in `cached`, those that are given up in `given_up`.
 
 // Helpers of tests may stop the test.
 #![allow(clippy::unwrap_used)]
 
 mod cached;
 mod failed;
+mod given_up;
 mod place;
 mod served;
 mod servers;
