@@ -86,6 +86,11 @@ impl ShardLinks {
         self.away.lock().contains_key(&shard)
     }
 
+    /// How long a shard has been away; `None` if it answered when it was last asked.
+    pub(super) fn has_been_away(&self, shard: ShardId) -> Option<Duration> {
+        self.away.lock().get(&shard).map(Instant::elapsed)
+    }
+
     /// How long the one that was lost last has been away.
     pub(super) fn away_for(&self) -> Option<Duration> {
         self.away.lock().values().map(Instant::elapsed).min()

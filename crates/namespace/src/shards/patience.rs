@@ -3,7 +3,7 @@
 
 use super::links::ShardLinks;
 use crate::holds::Holds;
-use forebay_proto::{Errno, Result, Timing};
+use forebay_proto::{Errno, Result, ShardId, Timing};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +11,11 @@ use std::time::{Duration, Instant};
 /// Longest pause at first and later.
 const PAUSE_FIRST: Duration = Duration::from_micros(500);
 const PAUSE_LONGEST: Duration = Duration::from_millis(50);
+/// How long a shard is asked again to apply what is decided, if its answer was lost with a connection: clients that reach it see the
+/// old state until then.
+const APPLY_AGAIN: Duration = Duration::from_secs(5);
+/// The same if it cannot be reached: so, most likely, nobody sees what it has.
+const REACH_AGAIN: Duration = Duration::from_millis(500);
 
 /// How long one operation has waited.
 pub struct Patience {
@@ -58,6 +63,32 @@ impl Patience {
     fn pause_by_hand(&mut self) -> Option<bool> {
         self.pauses += 1;
         super::testing::pause(self.pauses)
+    }
+
+    /// Whether a shard that failed so is asked once more, after a moment, to apply what is decided; which it may be as often as one likes.
+    /// One that has been away for long is not waited for.
+    pub(super) fn applies_again(
+        &mut self,
+        (shard, errno): (ShardId, Errno),
+        links: &ShardLinks,
+        holds: &Holds,
+    ) -> bool {
+        let longest = match errno {
+            Errno::ETIMEDOUT => APPLY_AGAIN,
+            Errno::EHOSTUNREACH => REACH_AGAIN,
+            _ => return false,
+        };
+        #[cfg(any(debug_assertions, feature = "failpoints"))]
+        if let Some(goes_on) = self.pause_by_hand() {
+            return goes_on;
+        }
+        let longest = longest.min(links.patience());
+        let away = links.has_been_away(shard).unwrap_or_default();
+        let goes_on = self.begun.elapsed().max(away) < longest;
+        if goes_on {
+            holds.pause(self.next());
+        }
+        goes_on
     }
 
     /// Between a quarter of the pause and all of it.

@@ -1,7 +1,7 @@
 //! Messages that arrive again long after: a connection that was cut delivers, once it is whole again, what its server had
 //! sent by another one meanwhile. And calls that are made again since an answer between servers was lost.
 
-use super::world::{Fate, World};
+use super::world::{Fate, PAUSES_MAX, World};
 use forebay_proto::{Errno, Ino};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -91,14 +91,43 @@ fn a_directory_whose_last_name_has_moved_away_can_be_removed_at_once() {
         let (dir, name) = world.dir_on(Ino::ROOT, server, "dir");
         let (other, _) = world.dir_on(Ino::ROOT, (server + 1) % 3, "other");
         world.create(dir, "x", parent).unwrap();
-        // What tells the old name's server that it is decided is lost. The next round tells it.
-        world.these_fates(&[Fate::Arrives, Fate::Lost]);
+        // What tells the old name's server that it is decided is lost, each time. The next round tells it.
+        let lost = [Fate::Lost; 2 * PAUSES_MAX as usize + 1];
+        world.these_fates(&[&[Fate::Arrives], &lost[..]].concat());
         world.rename((dir, "x"), (other, "y"), 0).unwrap();
         world.rounds_in_pauses();
         world.rmdir(Ino::ROOT, &name).unwrap();
         world.clear_up();
     }
     world.close();
+}
+
+#[test]
+fn a_change_is_seen_at_its_other_server_at_once_though_messages_were_lost() {
+    use Fate::*;
+    for lost in
+        [&[Lost][..], &[AnswerLost], &[NotSent], &[Late], &[Lost, NotSent, AnswerLost, Lost]]
+    {
+        let world = World::new();
+        let (a, _) = world.dir_on(Ino::ROOT, 1, "a");
+        let (b, _) = world.dir_on(Ino::ROOT, 2, "b");
+        let file = world.create(a, "file", 1).unwrap();
+        world.link(file, b, "link").unwrap();
+        world.finish();
+        let attr = |ino: Ino| world.namespace(1).attrs().of(ino).unwrap();
+        let before = attr(a);
+        // The old name is prepared; what follows the decision is lost.
+        world.these_fates(&[&[Arrives], lost].concat());
+        world.rename((a, "file"), (b, "moved"), 0).unwrap();
+        assert!(attr(a).mtime > before.mtime, "{lost:?}");
+        assert!(world.entries(a).is_empty(), "{lost:?}");
+        // Nothing is prepared.
+        world.these_fates(lost);
+        world.unlink(b, "link").unwrap();
+        assert_eq!(attr(file).nlink, 1, "{lost:?}");
+        world.clear_up();
+        world.close();
+    }
 }
 
 #[test]

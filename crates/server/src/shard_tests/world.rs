@@ -9,8 +9,8 @@ mod weather;
 
 pub use cuts::Cut;
 pub use data::BLOCK_BYTES;
-pub use weather::Fate;
 use weather::Weather;
+pub use weather::{Fate, PAUSES_MAX};
 
 use super::BY_HAND;
 use crate::places::Places;

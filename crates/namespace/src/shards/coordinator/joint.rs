@@ -7,6 +7,7 @@
 use super::Coordinator;
 use crate::holds::HoldKey;
 use crate::records::Txn;
+use crate::shards::Patience;
 use crate::shards::records::{self, IntentRecord};
 use forebay_failpoint::step;
 use forebay_proto::net::servers::{MadeInode, NamesQuestion, NamesReply, Step, TxnId, Wanted};
@@ -149,9 +150,7 @@ impl Joint<'_> {
         // What others do cannot be taken back, so a power cut must not take the decision.
         self.of.records.store().sync()?;
         for (shard, steps) in late {
-            let question =
-                NamesQuestion::Apply { txn: self.txn, client: self.client, steps: steps.clone() };
-            match self.of.links.ask(*shard, question) {
+            match self.ask_to_apply(*shard, steps) {
                 Ok(NamesReply::Applied { durable }) => {
                     self.of.table.note_applied(self.txn.seq, *shard, durable);
                 }
@@ -165,6 +164,20 @@ impl Joint<'_> {
             self.of.renames.unlock(self.txn);
         }
         Ok(())
+    }
+
+    /// Has a participant apply what is decided: asked again if its answer is lost, so that who asks it after our own answer finds it done.
+    fn ask_to_apply(&self, shard: ShardId, steps: &[Step]) -> Result<NamesReply> {
+        let mut patience = Patience::new();
+        loop {
+            let steps = steps.to_vec();
+            let question = NamesQuestion::Apply { txn: self.txn, client: self.client, steps };
+            match self.of.links.ask(shard, question) {
+                Err(errno)
+                    if patience.applies_again((shard, errno), &self.of.links, &self.of.holds) => {}
+                reply => return reply,
+            }
+        }
     }
 
     fn tell_abort(&self, shards: BTreeSet<ShardId>) {

@@ -39,7 +39,7 @@ const LATE_MAX: usize = 12;
 /// Most questions that a server does not answer in a row.
 const SILENT_QUESTIONS_MAX: u32 = 6;
 /// So often a call waits for other servers before it fails.
-const PAUSES_MAX: u32 = 3;
+pub const PAUSES_MAX: u32 = 3;
 
 /// What becomes of one question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
