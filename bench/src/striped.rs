@@ -22,6 +22,8 @@ const SERVERS: usize = 2;
 const SAMPLE_BYTES: u64 = 64 << 20;
 /// Blocks of the shared file.
 const STRIDED_BLOCK_BYTES: u32 = 47_008;
+/// Bytes that one worker reads, or reads and writes back, in a sample of what may wait for the other mount.
+const BACK_BYTES: u64 = 4 << 20;
 /// Pairs after which the files are made anew.
 const PAIRS_PER_FILE: usize = 5;
 
@@ -32,6 +34,8 @@ const STRIDED_NOTE: &str = "strided: each of two processes, each on a mount of i
 const BACK_NOTE: &str = "read back: files in logs that were published by closing them, by two processes, a file each; on the own node by the \
     mount that wrote them, by its server's Unix socket; from another node by a mount that reaches all servers by TCP only.";
 const LOGS_NOTE: &str = "log layout: raw is not tmpfs but the same two mounts, served, each with a whole file of its own.";
+const MAY_WRITE_NOTE: &str = "who may write: what promise W12 costs. Both sides are files in logs on the same two mounts; a descriptor that may write is shown \
+    what the other mount has acknowledged, and what it writes back is published at once. Bytes that are read and written back count once.";
 
 /// Two servers with a buffer over both, and two mounts of it.
 pub struct Striped<'a> {
@@ -170,6 +174,7 @@ pub fn measure(
     }
     strided(striped, raw, &daemons, workers, pairs, &mut keep)?;
     in_logs(striped, &daemons, workers, pairs, &mut keep)?;
+    by_who_may_write(striped, &daemons, workers, pairs, &mut keep)?;
     // Last: no other row has this mount beside it.
     let near = striped.mount_near(disk)?;
     let daemons = striped.daemons()?;
@@ -275,6 +280,78 @@ fn in_logs(
         };
         keep(case.measure(daemons, workers, pairs)?);
     }
+    Ok(())
+}
+
+/// Reads of a file in logs by descriptors that may write (promise W12): alone, to descriptors that only read; and with the bytes
+/// written back, by turns from two mounts, to a file for each.
+fn by_who_may_write(
+    striped: &Striped<'_>,
+    daemons: &[u32],
+    workers: &mut Workers,
+    pairs: usize,
+    keep: &mut dyn FnMut(Row),
+) -> Result<()> {
+    let blocks = (BACK_BYTES / u64::from(STRIDED_BLOCK_BYTES)) as u32;
+    let bytes = u64::from(blocks) * u64::from(STRIDED_BLOCK_BYTES);
+    let by_turns = |name: String, op: Op, worker: u32, seed: u64| Job {
+        path: striped.mounts[worker as usize].join(name),
+        op,
+        pattern: Pattern::Sequential,
+        block_bytes: STRIDED_BLOCK_BYTES,
+        first_block: worker,
+        blocks,
+        step: 2,
+        seed,
+        direct: false,
+        synced: false,
+        read_only: false,
+        tcp: None,
+    };
+    let reads = |side: usize, seed: u64| -> Vec<Job> {
+        let job = |worker: u32| Job {
+            read_only: side == 0,
+            ..by_turns(format!("logs/may.{side}"), Op::Read, worker, seed)
+        };
+        (0..2).map(job).collect()
+    };
+    let backs = |side: usize, seed: u64| -> Vec<Job> {
+        let job = |worker: u32| match side {
+            0 => {
+                let name = format!("logs/alone.{worker}");
+                Job { first_block: 0, step: 1, ..by_turns(name, Op::WriteBack, worker, seed) }
+            }
+            _ => by_turns("logs/both".into(), Op::WriteBack, worker, seed),
+        };
+        (0..2).map(job).collect()
+    };
+    let file = |jobs: Vec<Job>, count: usize| -> Vec<PathBuf> {
+        jobs.into_iter().map(|job| job.path).take(count).collect()
+    };
+    let case = Case {
+        part: "striped",
+        name: "log layout: strided read 47008 B by who may write, 2 mounts, to who only reads"
+            .into(),
+        target: None,
+        note: MAY_WRITE_NOTE,
+        jobs: &reads,
+        fill: Some(&reads),
+        files: [file(reads(0, 0), 1), file(reads(1, 0), 1)],
+        file_bytes: [2 * bytes; 2],
+    };
+    keep(case.measure(daemons, workers, pairs)?);
+    let case = Case {
+        part: "striped",
+        name: "log layout: strided read and write back 47008 B of one file by who may write, 2 mounts, to a file each"
+            .into(),
+        target: None,
+        note: MAY_WRITE_NOTE,
+        jobs: &backs,
+        fill: None,
+        files: [file(backs(0, 0), 2), file(backs(1, 0), 1)],
+        file_bytes: [bytes, 2 * bytes],
+    };
+    keep(case.measure(daemons, workers, pairs)?);
     Ok(())
 }
 
