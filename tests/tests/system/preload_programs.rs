@@ -224,7 +224,7 @@ fn a_program_and_its_mount_take_no_time_while_nothing_is_asked() {
     drop(program.stdin.take());
     assert!(program.wait().unwrap().success());
     assert!(looks.last() <= Some(&MOST_NS), "{looks:?} ns in {IDLE:?} each");
-    assert!(Report::read(report.path()).answered("open") >= 200);
+    assert!(Report::read(report.path()).answered("open") >= 100, "it has asked");
 }
 
 /// Adds a line to a file by raw system calls, as programs do that have no libc, and says how many bytes the file has then.
