@@ -48,6 +48,7 @@ impl Case {
             Op::Read => "read",
             Op::Overwrite => "overwrite",
             Op::Fresh => "fresh write",
+            Op::WriteBack => "read and write back",
         };
         let size = match self.block_bytes {
             4096 => "4 KiB".to_string(),

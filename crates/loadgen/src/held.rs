@@ -58,6 +58,8 @@ pub enum Op {
     Overwrite,
     /// pwrite where no block is yet.
     Fresh,
+    /// pread of bytes that are there and pwrite of the same, as libraries do that fill gaps. They count once.
+    WriteBack,
 }
 
 /// In which order.
@@ -517,6 +519,10 @@ fn by_file(file: &File, job: &Job, order: &[u32], buffer: &mut [u8]) -> std::io:
         match job.op {
             Op::Read => file.read_exact_at(buffer, offset)?,
             Op::Overwrite | Op::Fresh => file.write_all_at(buffer, offset)?,
+            Op::WriteBack => {
+                file.read_exact_at(buffer, offset)?;
+                file.write_all_at(buffer, offset)?;
+            }
         }
     }
     if job.synced {
@@ -614,7 +620,7 @@ mod tests {
             tcp: None,
         };
         let mut state = state();
-        for op in [Op::Fresh, Op::Overwrite, Op::Read] {
+        for op in [Op::Fresh, Op::Overwrite, Op::WriteBack, Op::Read] {
             job.op = op;
             state.obey(Command::Prepare(job.clone())).unwrap();
             let mut order = state.order.clone();

@@ -1,6 +1,6 @@
 //! Open files: which file a descriptor is, and where it stands.
 //!
-//! Invariants: memory is two fixed tables, without locks. Descriptors that are copies of each other share
+//! Invariants: memory is one fixed table, without locks. Descriptors that are copies of each other share
 //! an entry, as they share a position in the kernel. The position is counted here, so that a read or write
 //! costs no further system call, as long as only this process can move it; of a descriptor that came
 //! from elsewhere, or that another process may share since ([`trace::Hot::epoch`]), the kernel is asked each time.
@@ -10,17 +10,22 @@ use crate::sys;
 use crate::trace::{self, HOT};
 use forebay_trace_format::layout::{self, flag, kind};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Descriptors that are known; of higher ones the records name no file.
 const DESCRIPTORS: usize = 65_536;
 
-/// What the descriptors that are copies of each other have in common: one line of the processor's cache.
+/// What the descriptors that are copies of each other have in common: one line of the processor's cache. Beside it lies where to find that of the
+/// descriptor which has the place's number: mostly it is the same line, so that a call touches no other one for what its descriptor is.
 #[repr(align(64))]
 pub struct Open {
+    /// Of the descriptor with this number: index into [`OPEN`] and 1; 0: not known.
+    of_descriptor: AtomicU32,
     references: AtomicU32,
     file: AtomicU32,
-    flags: AtomicU32,
+    flags: AtomicU16,
+    /// Calls that write to the stream just now.
+    stream_calls: AtomicU16,
     /// File of which `file` is an id.
     generation: AtomicU32,
     /// [`trace::Hot::epoch`] when it was opened.
@@ -32,22 +37,22 @@ pub struct Open {
     stream: AtomicUsize,
     /// Bytes in the stream's buffer that wait to be written, after the last call that was seen.
     stream_kept: AtomicU64,
-    /// Calls that write to the stream just now.
-    stream_calls: AtomicU32,
     /// Bytes of the calls that were seen, of what was standard output or error at the begin.
     written: AtomicU64,
 }
 
+const _: () = assert!(size_of::<Open>() == 64, "one line of the cache");
+
 /// Has a position.
-pub const SEEKABLE: u32 = 1 << 8;
+pub const SEEKABLE: u16 = 1 << 8;
 /// Others had it before.
-const SHARED: u32 = 1 << 9;
+const SHARED: u16 = 1 << 9;
 /// `stream_position` is right.
-const STREAM: u32 = 1 << 10;
+const STREAM: u16 = 1 << 10;
 /// Closed by exec.
-const CLOEXEC: u32 = 1 << 11;
+const CLOEXEC: u16 = 1 << 11;
 /// Standard output or error from before the begin.
-const STANDARD: u32 = 1 << 12;
+const STANDARD: u16 = 1 << 12;
 
 /// Of standard output and error, if they were a regular file at the begin and are still: where they stood, and which.
 struct Standard {
@@ -69,27 +74,27 @@ static STANDARDS: [Standard; 2] = [const {
     }
 }; 2];
 
+#[inline(always)]
 fn standard(fd: c_int) -> Option<&'static Standard> {
     STANDARDS.get(usize::try_from(fd).ok()?.checked_sub(1)?)
 }
 
 static OPEN: [Open; DESCRIPTORS] = [const {
     Open {
+        of_descriptor: AtomicU32::new(0),
         references: AtomicU32::new(0),
         file: AtomicU32::new(0),
-        flags: AtomicU32::new(0),
+        flags: AtomicU16::new(0),
+        stream_calls: AtomicU16::new(0),
         generation: AtomicU32::new(0),
         epoch: AtomicU32::new(0),
         position: AtomicU64::new(0),
         stream_position: AtomicU64::new(0),
         stream: AtomicUsize::new(0),
         stream_kept: AtomicU64::new(0),
-        stream_calls: AtomicU32::new(0),
         written: AtomicU64::new(0),
     }
 }; DESCRIPTORS];
-/// Index into [`OPEN`] and 1; 0: not known.
-static FDS: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 
 /// A descriptor, for a record.
 #[derive(Clone, Copy)]
@@ -101,8 +106,15 @@ pub struct Fd {
     pub flags: u8,
 }
 
+/// Where it stands what a descriptor is.
+#[inline(always)]
+fn place(fd: c_int) -> Option<&'static AtomicU32> {
+    Some(&OPEN.get(usize::try_from(fd).ok()?)?.of_descriptor)
+}
+
+#[inline(always)]
 fn known(fd: c_int) -> Option<&'static Open> {
-    let index = FDS.get(usize::try_from(fd).ok()?)?.load(Ordering::Acquire);
+    let index = place(fd)?.load(Ordering::Acquire);
     OPEN.get(index.checked_sub(1)? as usize)
 }
 
@@ -129,6 +141,7 @@ pub fn file_of(fd: c_int) -> u32 {
 }
 
 /// The file of a descriptor that is about to be closed, as far as it is known.
+#[inline]
 pub fn known_file(fd: c_int) -> u32 {
     match known(fd) {
         Some(open) if open.generation.load(Ordering::Relaxed) == trace::generation() => {
@@ -168,7 +181,7 @@ pub fn is_standard(fd: c_int) -> bool {
     standard(fd).is_some_and(|standard| !standard.is_other.load(Ordering::Relaxed))
 }
 
-fn standard_flag(fd: c_int) -> u32 {
+fn standard_flag(fd: c_int) -> u16 {
     match is_standard(fd) {
         true => STANDARD,
         false => 0,
@@ -176,8 +189,9 @@ fn standard_flag(fd: c_int) -> u32 {
 }
 
 /// Flags of records from those of open(2).
-fn record_flags(flags: c_int) -> u32 {
-    let has = |bits: c_int, flag: u8| if flags & bits != 0 { flag.into() } else { 0 };
+#[inline]
+fn record_flags(flags: c_int) -> u16 {
+    let has = |bits: c_int, flag: u8| if flags & bits != 0 { u16::from(flag) } else { 0 };
     has(libc::O_DIRECT, flag::DIRECT)
         | has(libc::O_DSYNC | (libc::O_SYNC & !libc::O_DSYNC), flag::SYNC)
         | has(libc::O_APPEND, flag::APPEND)
@@ -185,8 +199,8 @@ fn record_flags(flags: c_int) -> u32 {
 
 /// A new descriptor. Leaves errno as it is.
 #[inline]
-fn attach(fd: c_int, name: Name, flags: c_int, more: u32) -> Option<&'static Open> {
-    let place = FDS.get(usize::try_from(fd).ok()?)?;
+fn attach(fd: c_int, name: Name, flags: c_int, more: u16) -> Option<&'static Open> {
+    let place = place(fd)?;
     let_go(fd);
     let (number, open) = free_entry(fd as usize)?;
     let seekable = matches!(name.kind(), kind::REGULAR | kind::UNKNOWN);
@@ -219,17 +233,23 @@ fn block_device(fd: c_int) -> bool {
 }
 
 /// An entry that nobody has, first tried where the descriptor's number says.
+#[inline]
 fn free_entry(hint: usize) -> Option<(u32, &'static Open)> {
-    for step in 0..DESCRIPTORS {
-        let at = (hint + step) % DESCRIPTORS;
-        let open = OPEN.get(at)?;
-        let taken =
-            open.references.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if taken {
-            return Some((at as u32 + 1, open));
-        }
-    }
-    None
+    taken(hint).or_else(|| free_entry_after(hint))
+}
+
+/// The same after that place, which copies of an earlier descriptor still have.
+#[cold]
+fn free_entry_after(hint: usize) -> Option<(u32, &'static Open)> {
+    (1..DESCRIPTORS).find_map(|step| taken((hint + step) % DESCRIPTORS))
+}
+
+/// Takes an entry, if nobody has it.
+#[inline(always)]
+fn taken(at: usize) -> Option<(u32, &'static Open)> {
+    let open = OPEN.get(at)?;
+    let taken = open.references.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed);
+    taken.is_ok().then_some((at as u32 + 1, open))
 }
 
 /// A file that this process opened. Leaves errno as it is.
@@ -259,11 +279,17 @@ pub fn stream_adopted(fd: c_int, stream: usize) {
 }
 
 /// A descriptor of standard output or error is of another file from now on.
+#[inline(always)]
 fn is_other_now(fd: c_int) {
     if let Some(standard) = standard(fd) {
-        if !standard.is_other.swap(true, Ordering::Relaxed) {
-            standard.written.store(written_to_standard(fd), Ordering::Relaxed);
-        }
+        note_other(fd, standard);
+    }
+}
+
+#[cold]
+fn note_other(fd: c_int, standard: &Standard) {
+    if !standard.is_other.swap(true, Ordering::Relaxed) {
+        standard.written.store(written_to_standard(fd), Ordering::Relaxed);
     }
 }
 
@@ -278,13 +304,15 @@ fn written_to_standard(fd: c_int) -> u64 {
 }
 
 /// A descriptor is no more.
+#[inline]
 pub fn detach(fd: c_int) {
     is_other_now(fd);
     let_go(fd);
 }
 
+#[inline]
 fn let_go(fd: c_int) {
-    let Some(place) = usize::try_from(fd).ok().and_then(|fd| FDS.get(fd)) else { return };
+    let Some(place) = place(fd) else { return };
     if place.load(Ordering::Relaxed) == 0 {
         return;
     }
@@ -308,9 +336,7 @@ pub fn copied(fd: c_int, copy: c_int) {
         return;
     }
     detach(copy);
-    let places = (usize::try_from(fd), usize::try_from(copy));
-    let (Ok(from), Ok(to)) = places else { return };
-    let (Some(from), Some(to)) = (FDS.get(from), FDS.get(to)) else { return };
+    let (Some(from), Some(to)) = (place(fd), place(copy)) else { return };
     let index = from.load(Ordering::Acquire);
     if let Some(open) = index.checked_sub(1).and_then(|index| OPEN.get(index as usize)) {
         open.references.fetch_add(1, Ordering::AcqRel);
@@ -322,7 +348,7 @@ pub fn copied(fd: c_int, copy: c_int) {
 /// F_SETFL: append and direct can change.
 pub fn flags_changed(fd: c_int, flags: c_int) {
     if let Some(open) = get(fd).open {
-        let mask = u32::from(flag::APPEND | flag::DIRECT);
+        let mask = u16::from(flag::APPEND | flag::DIRECT);
         open.flags.fetch_and(!mask, Ordering::Relaxed);
         open.flags.fetch_or(record_flags(flags) & mask, Ordering::Relaxed);
     }
@@ -386,7 +412,7 @@ impl Fd {
             return layout::NO_OFFSET;
         }
         let bytes = bytes.max(0) as u64;
-        let append = write && flags & u32::from(flag::APPEND) != 0;
+        let append = write && flags & u16::from(flag::APPEND) != 0;
         let own = open.epoch.load(Ordering::Relaxed) == HOT.epoch.load(Ordering::Relaxed);
         if flags & SHARED == 0 && !append && own {
             return open.position.fetch_add(bytes, Ordering::Relaxed);

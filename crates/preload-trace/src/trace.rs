@@ -93,7 +93,8 @@ mod local {
         ".globl forebay_trace_thread",
         ".type forebay_trace_thread,@object",
         ".size forebay_trace_thread,{bytes}",
-        ".balign 16",
+        // A line of the processor's cache has all of it, wherever the loader puts it.
+        ".balign 32",
         "forebay_trace_thread:",
         ".zero {bytes}",
         ".popsection",

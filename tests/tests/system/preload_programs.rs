@@ -5,8 +5,10 @@
 use crate::preload::{Report, library};
 use forebay_tests::buffer::{Buffer, Kind, Options, binary};
 use forebay_tests::{procs, sys};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn buffer(extra: &[&str]) -> Buffer {
     let extra = extra.iter().map(ToString::to_string).collect();
@@ -176,6 +178,53 @@ fn descriptors_of_the_library_are_for_io_uring_aio_and_mappings() {
         done
     "#;
     leave_the_same(script, &[("ENGINES", Path::new(engines))], 3);
+}
+
+/// Processor time that the threads of a process have had, in nanoseconds.
+fn processor_ns(pid: u32) -> u64 {
+    let of_thread = |thread: PathBuf| {
+        // A thread may end meanwhile.
+        let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    };
+    entries(Path::new(&format!("/proc/{pid}/task"))).into_iter().filter_map(of_thread).sum()
+}
+
+/// Nobody looks again and again for something to do: a program that has asked, and the mount that has answered, take no time while nothing
+/// is asked.
+#[test]
+fn a_program_and_its_mount_take_no_time_while_nothing_is_asked() {
+    const IDLE: Duration = Duration::from_secs(3);
+    // A tenth of a processor, for what other tests mount meanwhile is looked at; who polls takes all of one.
+    const MOST_NS: u64 = 300_000_000;
+    // What was done is tidied up behind it, and signs of life are given.
+    const LOOKS: u32 = 5;
+    let script = "for n in $(seq 200); do echo $n > f$n; read -r line < f$n; done; rm f*; \
+        echo ready; read -r end || true";
+    let buffer = buffer(&[]);
+    let report = tempfile::NamedTempFile::new().unwrap();
+    let mut exec = Command::new(binary());
+    exec.args(["exec", "--report"]).arg(report.path()).args(["--", "bash", "-euc", script]);
+    exec.current_dir(buffer.root()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = exec.spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(program.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "ready\n");
+    let processes = [program.id(), u32::try_from(buffer.pid()).unwrap()];
+    let taken_ns = || processes.map(processor_ns).iter().sum::<u64>();
+    let mut looks = Vec::new();
+    for _ in 0..LOOKS {
+        let before = taken_ns();
+        std::thread::sleep(IDLE);
+        looks.push(taken_ns().saturating_sub(before));
+        if looks.last() <= Some(&MOST_NS) {
+            break;
+        }
+    }
+    drop(program.stdin.take());
+    assert!(program.wait().unwrap().success());
+    assert!(looks.last() <= Some(&MOST_NS), "{looks:?} ns in {IDLE:?} each");
+    assert!(Report::read(report.path()).answered("open") >= 100, "it has asked");
 }
 
 /// Adds a line to a file by raw system calls, as programs do that have no libc, and says how many bytes the file has then.

@@ -449,6 +449,51 @@ fn a_recorded_call_costs_little_processor_time() {
     );
 }
 
+/// What makes a call cheap: of a name and a descriptor that are known, the recorder asks the kernel nothing. strace(1) counts a program's calls of the
+/// kernel alone and recorded.
+#[test]
+fn calls_with_known_names_and_descriptors_need_no_call_of_the_kernel_more() {
+    const ROUNDS: usize = 2_000;
+    /// For the recorder's begin, new names, and a block of the trace for each thousand calls.
+    const MOST_MORE: usize = ROUNDS / 2;
+    const PROGRAM: &str = "
+import os, sys
+for _ in range(int(sys.argv[2])):
+    fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+    os.write(fd, b'x')
+    os.pread(fd, 1, 0)
+    os.fstat(fd)
+    os.stat(sys.argv[1])
+    os.close(fd)
+";
+    let rig = Rig::new();
+    let (file, rounds) = (rig.work().join("known"), ROUNDS.to_string());
+    let counted = |log: &Path, recorded: bool| -> usize {
+        let strace = ["strace", "-qq", "-o", log.to_str().unwrap()];
+        let python = ["/usr/bin/python3", "-I", "-S", "-c", PROGRAM];
+        let arguments = [file.to_str().unwrap(), rounds.as_str()];
+        let words = [&strace[..], &python[..], &arguments[..]].concat();
+        let mut command = match recorded {
+            true => rig.command(&words),
+            false => Command::new(words[0]),
+        };
+        if !recorded {
+            command.args(&words[1..]);
+        }
+        procs::run(&mut command);
+        std::fs::read_to_string(log).unwrap().lines().count()
+    };
+    let base = rig.base.path();
+    let alone = counted(&base.join("alone"), false);
+    let recorded = counted(&base.join("recorded"), true);
+    assert!(alone >= 6 * ROUNDS, "{alone} calls");
+    assert!(recorded <= alone + MOST_MORE, "{recorded} calls, {alone} without the recorder");
+    for op in [Op::Open, Op::Write, Op::Pread, Op::Fstat, Op::Stat, Op::Close] {
+        let seen: usize = rig.read().iter().map(|process| process.count(op, &file)).sum();
+        assert_eq!(seen, ROUNDS, "{op:?}");
+    }
+}
+
 #[test]
 fn a_program_that_closes_every_descriptor_is_recorded() {
     let rig = Rig::new();
