@@ -23,6 +23,8 @@ const TOLD_MOST: u32 = 3;
 pub enum Work {
     /// A plan looks at it before it begins.
     BeforePlan,
+    /// A cache is drained before it is unmounted.
+    Unmount,
     /// Something else, in words that a path follows: "show the layout of".
     Other(&'static str),
 }
@@ -84,7 +86,7 @@ fn tell_when_long(
         // What takes long by itself, as many files do, waits for nobody.
         let is_new = match work {
             Work::BeforePlan => true,
-            Work::Other(_) => told.is_new(why.as_deref()),
+            Work::Unmount | Work::Other(_) => told.is_new(why.as_deref()),
         };
         if is_new && ended.try_recv() == Err(TryRecvError::Empty) {
             said.lock().clone_from(&why);
@@ -132,6 +134,9 @@ fn text(path: &Path, work: Work, point: &Path, why: Option<&str>) -> String {
         Work::BeforePlan => format!(
             "waiting for the server of {at}, to look at {path} there; no plan is begun yet: {why}"
         ),
+        Work::Unmount => format!(
+            "waiting for the server of {at}, to unmount it: {why}. Ctrl-C leaves it mounted, --force does not wait"
+        ),
         Work::Other(what) => format!("waiting for the server of {at}, to {what} {path}: {why}"),
     }
 }
@@ -150,6 +155,9 @@ mod tests {
         );
         let told = text(path, Work::BeforePlan, point, None);
         assert!(told.ends_with(": `forebay status /m` shows its state"));
+        let told = text(point, Work::Unmount, point, Some("its process 7 is stopped"));
+        let wanted = "waiting for the server of /m, to unmount it: its process 7 is stopped. Ctrl-C leaves it mounted";
+        assert!(told.starts_with(wanted), "{told}");
         assert_eq!(
             text(path, Work::Other("publish"), point, Some("its process 7 is stopped")),
             "waiting for the server of /m, to publish m/a/b: its process 7 is stopped"

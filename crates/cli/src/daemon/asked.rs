@@ -56,7 +56,7 @@ pub(super) fn ask(
 }
 
 /// Says that these servers are stopped, which are their processes, and what to do.
-pub(super) fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
+pub fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
     let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
         stopped.iter().map(of).collect::<Vec<_>>().join(between)
     };
