@@ -271,7 +271,8 @@ fn an_unmount_of_a_cache_waits_for_its_stopped_server_and_keeps_its_time() {
         wait_until_stopped(pid);
         for seconds in [1, 4] {
             let time = Duration::from_secs(seconds);
-            let args = ["umount", "--json", "--timeout", &seconds.to_string(), &point];
+            let seconds_text = seconds.to_string();
+            let args: [&str; 5] = ["umount", "--json", "--timeout", &seconds_text, &point];
             let begun = Instant::now();
             let (ok, said) = try_run_for(&mut served.forebay(&args), LIMIT);
             let took = begun.elapsed();
