@@ -127,7 +127,7 @@ fn greeted(mounted: Vec<MountRef>, until: Instant) -> Vec<(Control, MountRef)> {
 /// waited for if that takes long.
 fn holders(asked: Vec<(Control, MountRef)>, plans: &[PlanId]) -> Vec<(Control, MountRef)> {
     let mut answers = at_once(asked, |(mut control, place)| {
-        let looking = Looking::in_mount(&place, Work::Other("find the plan in"));
+        let looking = Looking::in_mount(&place, Work::Each("find the plan in"));
         let holds = has_all(&mut control, plans);
         if let Err(error) = &holds
             && !looking.has_told(&error.to_string())
