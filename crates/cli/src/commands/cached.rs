@@ -88,7 +88,8 @@ impl Cached {
 
     /// Whether an error that a mount's process told says that a server of its buffer has not answered.
     pub fn is_of_silent_server(error: &ControlError) -> bool {
-        error.errno == Some(libc::ETIMEDOUT) && error.path.is_none()
+        let is_stopped = || error.why.contains(server_process::ARE_STOPPED);
+        error.path.is_none() && (error.errno == Some(libc::ETIMEDOUT) || is_stopped())
     }
 
     /// A question about a file.

@@ -148,7 +148,7 @@ fn why_silent(store_dir: &Path) -> Option<String> {
     let until = Instant::now().checked_add(asker_waits(STATE_WAIT));
     let control = Control::connect_store_until(store_dir, until);
     match control.and_then(|mut control| control.buffer_status()) {
-        Ok(status) => status.server_error,
+        Ok(status) => status.server_error.or(status.not_asked),
         Err(error) => Some(error.to_string()),
     }
 }

@@ -109,7 +109,8 @@ fn one(path: &Path, json: bool) -> anyhow::Result<()> {
         let mut status = control.buffer_status()?;
         // A busy server answers late.
         let is_late = |status: &BufferStatus| {
-            status.server_error.as_ref().is_some_and(|error| error.contains(NO_ANSWER_YET))
+            let why = status.server_error.as_ref().or(status.not_asked.as_ref());
+            why.is_some_and(|why| why.contains(NO_ANSWER_YET))
         };
         while is_late(&status) && Instant::now() < until {
             std::thread::sleep(SERVERS_PAUSE);
@@ -163,7 +164,10 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
         println!("NO ANSWER   {error}");
         println!("capacity    {capacity}; what is used is not known");
     } else {
-        println!("store       {} ({}{volatile})", visible(&store), kind_name(status));
+        match &status.not_asked {
+            Some(why) => println!("not asked   {}", not_asked_text(why)),
+            None => println!("store       {} ({}{volatile})", visible(&store), kind_name(status)),
+        }
         println!(
             "capacity    {capacity}, {} used ({percent:.1} %), {} inodes",
             format_bytes(status.used_bytes),
@@ -186,6 +190,11 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
     );
     println!("uuid        {}", status.uuid);
     Ok(())
+}
+
+/// Who could not be asked, and why: who it is about is told, not that it was asked.
+fn not_asked_text(why: &str) -> String {
+    why.strip_prefix("ask ").unwrap_or(why).to_string()
 }
 
 fn kind_name(status: &BufferStatus) -> &'static str {
@@ -413,7 +422,10 @@ fn list_mounted(mount: &MountRef) -> Option<Listed> {
                     };
                     listed.why = Some(error);
                 }
-                None => listed.used_bytes = Some(status.used_bytes),
+                None => {
+                    listed.used_bytes = Some(status.used_bytes);
+                    listed.why = status.not_asked.map(|why| not_asked_text(&why));
+                }
             }
         }
         Err(error) if error.errno == Some(libc::EACCES) => listed.state = "hidden",

@@ -61,6 +61,7 @@ mod tests {
             buffer: None,
             server: None,
             server_error: None,
+            not_asked: None,
             mount_point: PathBytes::new(b"/m"),
             store: PathBytes::new(b"/f/s"),
             store_kind: StoreKind::Tmpfs,

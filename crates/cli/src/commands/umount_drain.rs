@@ -96,6 +96,7 @@ fn drain_within(
     match cached.tree_patiently(CacheRequest::State { path: PathBytes::new(b"/") }, until) {
         Err(error) if is_no_cache(&error) => return Ok(()),
         Err(error) if error.errno == Some(libc::ETIMEDOUT) => return Err(error),
+        Err(error) if Cached::is_of_silent_server(&error) => return Err(error),
         _ => {}
     }
     if let Cached::Mounted(control, _) = cached
@@ -121,10 +122,13 @@ fn drain_within(
 fn is_over(error: &ControlError, mount: &MountRef, args: &UmountArgs, has_given_up: bool) -> bool {
     let is_over = args.until.is_some_and(|until| Instant::now() >= until);
     let is_silent = match has_given_up {
-        true => server_process::stopped_server(&mount.store_dir).is_none(),
+        true => {
+            error.errno == Some(libc::ETIMEDOUT)
+                && server_process::stopped_server(&mount.store_dir).is_none()
+        }
         false => Cached::is_of_silent_server(error),
     };
-    is_over && error.errno == Some(libc::ETIMEDOUT) && is_silent
+    is_over && is_silent
 }
 
 /// The server by which the buffer was mounted, if that is stopped and runs on this node: said by nobody, but seen.

@@ -36,7 +36,9 @@ impl Who {
     /// Which server of the buffer is silent, asked in the same way while a drain waits for its answer.
     pub(super) fn silent(store_dir: &Path, until: Option<Instant>) -> Who {
         // That they answer again counts too.
-        let silent = |status: BufferStatus| Some(status.server_error.unwrap_or_default());
+        let silent = |status: BufferStatus| {
+            Some(status.server_error.or(status.not_asked).unwrap_or_default())
+        };
         Who::asking(store_dir, until, None, silent)
     }
 

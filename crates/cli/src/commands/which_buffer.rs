@@ -57,7 +57,7 @@ pub fn whose(error: ControlError, store_dir: &Path) -> ControlError {
     // It tells its own state at once, also while it asks.
     let control = Control::connect_store_until(store_dir, Some(Instant::now()));
     let state = control.and_then(|mut control| control.buffer_status());
-    match state.ok().and_then(|state| state.server_error) {
+    match state.ok().and_then(|state| state.server_error.or(state.not_asked)) {
         Some(why) => ControlError { why, hint: None, ..error },
         None => error,
     }

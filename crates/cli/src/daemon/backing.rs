@@ -341,7 +341,7 @@ impl Served {
     }
 
     /// Asks the server's ledger, for so long: its thread may wait for longer, and no more than some do at once.
-    fn ask_within(
+    pub(super) fn ask_within(
         &self,
         request: LedgerRequest,
         limit: Duration,

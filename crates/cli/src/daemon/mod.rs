@@ -12,6 +12,7 @@ mod backing;
 mod busy;
 mod control;
 mod copies;
+mod counted;
 mod dependents;
 mod ending;
 mod leave;
