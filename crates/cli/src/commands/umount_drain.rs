@@ -120,15 +120,15 @@ fn drain_within(
 /// Whether a drain ended with `error` because the time of the command is over, and a server has not answered. Of the mount's own
 /// process that is stopped the error says so, and of a drain that was not through what is left.
 fn is_over(error: &ControlError, mount: &MountRef, args: &UmountArgs, has_given_up: bool) -> bool {
-    let is_over = args.until.is_some_and(|until| Instant::now() >= until);
-    let is_silent = match has_given_up {
+    let Some(until) = args.until else { return false };
+    match has_given_up {
+        // No answer was waited for beyond the time, and it has nearly all of that.
         true => {
             error.errno == Some(libc::ETIMEDOUT)
                 && server_process::stopped_server(&mount.store_dir).is_none()
         }
-        false => Cached::is_of_silent_server(error),
-    };
-    is_over && is_silent
+        false => Instant::now() >= until && Cached::is_of_silent_server(error),
+    }
 }
 
 /// The server by which the buffer was mounted, if that is stopped and runs on this node: said by nobody, but seen.

@@ -341,7 +341,7 @@ impl Served {
     }
 
     /// Asks the server's ledger, for so long: its thread may wait for longer, and no more than some do at once.
-    pub(super) fn ask_within(
+    fn ask_within(
         &self,
         request: LedgerRequest,
         limit: Duration,
@@ -355,6 +355,16 @@ impl Served {
             let _under_way = under_way;
             ask(&target, &others, &request)
         })
+    }
+
+    /// The same beside questions for the state that wait for silent servers: for what servers answer from memory.
+    pub(super) fn ask_beside(
+        &self,
+        request: LedgerRequest,
+        limit: Duration,
+    ) -> Result<LedgerReply, ControlError> {
+        let (target, others) = (self.target.clone(), self.others.clone());
+        self.question_within(limit, move || ask(&target, &others, &request))
     }
 
     /// The answer to a question that is asked on a thread of its own, within `limit`; without one which servers are silent, soon

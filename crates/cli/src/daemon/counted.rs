@@ -27,7 +27,7 @@ pub(super) fn without_the_state(served: &Served, error: &ControlError) -> Option
         return None;
     }
     let request = LedgerRequest::Metrics { name: Some(served.name().ok()?), pool: true };
-    match served.ask_within(request, COUNT_WAIT) {
+    match served.ask_beside(request, COUNT_WAIT) {
         Ok(LedgerReply::PoolMetrics(metrics)) => together(&metrics, &served.fs.attached().uuid),
         Ok(_) => None,
         Err(error) => {
