@@ -76,7 +76,7 @@ fn a_server_gone_for_good_is_given_up() {
 #[test]
 fn the_state_of_a_buffer_has_its_figures_while_the_leader_of_the_pool_is_stopped() {
     must_be_root();
-    let pool = Pool::new(&["32MiB", "256MiB"]);
+    let pool = Pool::new(&["64MiB", "256MiB"]);
     // Only the other server has the room.
     pool.done(1, &["buffer", "create", "there", "--capacity", "128MiB", "--servers", "1"]);
     let mnt = pool.rig.mnt.clone();
