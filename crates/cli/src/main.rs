@@ -26,6 +26,7 @@ mod hints;
 mod job_servers;
 mod json;
 mod mount_options;
+mod said;
 mod scheduler;
 mod secrets;
 mod servers;

@@ -239,6 +239,9 @@ pub struct BufferStatus {
     /// used is not known and stands here as 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server_error: Option<String>,
+    /// Who could not be asked about the buffer, and why, where its servers tell what is used all the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_asked: Option<String>,
     /// Mount point.
     pub mount_point: PathBytes,
     /// The store's directory on flash; of a served buffer, the mount's own directory.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::cached::{self, cache, data_server_of, everything, name_at, pattern, sums};
-use forebay_tests::procs::{try_run_until, wait_until_stopped};
+use forebay_tests::procs::{try_run_for, try_run_until, wait_until_stopped};
 use forebay_tests::served::{Served, Via};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -245,6 +245,58 @@ fn commands_of_a_cache_name_the_stopped_server_that_the_one_they_ask_waits_for()
         assert!(text.contains(&go_on), "{command:?}: {text}");
     }
     must_be_durable(&served, &everything());
+}
+
+/// Whichever of the servers is stopped, that of the names or the other one, and whatever is dirty.
+#[test]
+fn an_unmount_of_a_cache_waits_for_its_stopped_server_and_keeps_its_time() {
+    /// How long a command may end late on a busy machine.
+    const LATE: Duration = Duration::from_millis(2_500);
+    /// Longer than a mount's process waits for a stopped server before it says so, twice.
+    const STOPPED_FOR: Duration = Duration::from_secs(7);
+    let served = cache(2, &["--drain", "end"], &[Via::Local]);
+    let root = served.root(0);
+    let point = root.to_str().unwrap().to_string();
+    let is_mounted = || {
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.contains(&format!(" {point} "))
+    };
+    for part in [0, 1] {
+        let name = name_at(&served, 0, part as u64, "f");
+        std::fs::write(root.join(&name), pattern(7, 100_000)).unwrap();
+        let stopped = served.server_of_part(part);
+        let pid = served.server_pid(stopped);
+        let go_on = format!("`kill -CONT {pid}`");
+        served.signal_server(stopped, libc::SIGSTOP);
+        wait_until_stopped(pid);
+        for seconds in [1, 4] {
+            let time = Duration::from_secs(seconds);
+            let seconds_text = seconds.to_string();
+            let args: [&str; 5] = ["umount", "--json", "--timeout", &seconds_text, &point];
+            let begun = Instant::now();
+            let (ok, said) = try_run_for(&mut served.forebay(&args), LIMIT);
+            let took = begun.elapsed();
+            assert!(!ok && is_mounted(), "part {part}, {seconds} s: {said}");
+            assert!(took >= time && took < time + LATE, "part {part}: {took:?}: {said}");
+            assert!(said.contains("\"errno\":110") && said.contains(&go_on), "{part}: {said}");
+            assert!(said.contains("it stays mounted"), "{part}: {said}");
+        }
+        let mut umount = served.forebay(&["umount", &point]);
+        let (ok, said) = std::thread::scope(|scope| {
+            let waits = scope.spawn(move || try_run_for(&mut umount, LIMIT));
+            std::thread::sleep(STOPPED_FOR);
+            let has_waited = !waits.is_finished();
+            served.signal_server(stopped, libc::SIGCONT);
+            let (ok, said) = waits.join().unwrap();
+            assert!(has_waited, "part {part}: it ended: {said}");
+            (ok, said)
+        });
+        assert!(ok && !is_mounted(), "part {part}: {said}");
+        assert!(said.contains(&go_on) && said.contains("Ctrl-C leaves it mounted"), "{said}");
+        served.mount_ended(0);
+        assert!(std::fs::read(served.pfs(&name)).unwrap() == pattern(7, 100_000), "{name}");
+        served.mount_again(0);
+    }
 }
 
 /// What the PFS has of lost files counts when their owner says so: they were never drained.

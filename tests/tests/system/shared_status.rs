@@ -325,6 +325,65 @@ fn commands_that_ask_by_a_mount_name_its_stopped_server() {
     assert!(looks.contains(&format!("`kill -CONT {pid}`")), "{looks}");
 }
 
+/// By TCP the mount's process looks for the server's process: commands about plans do not wait for their answer before they say it.
+#[test]
+fn commands_about_plans_of_a_mount_by_tcp_name_its_stopped_server_soon() {
+    /// Less than the mount's process waits for the answer.
+    const SOON: Duration = Duration::from_secs(6);
+    let served = Served::new(Store::Tmpfs, &[Via::Tcp]);
+    let point = served.root(0).to_str().unwrap().to_string();
+    let commands: [&[&str]; 4] = [
+        &["stage", "status", "--buffer", &point],
+        &["stage", "status", "1", "--buffer", &point],
+        &["stage", "wait", "1", "--buffer", &point],
+        &["commit", "--status", "1", "--buffer", &point],
+    ];
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let go_on = format!("`kill -CONT {pid}`");
+    let said = std::thread::scope(|scope| {
+        let go_on = &go_on;
+        let running = commands.map(|command| {
+            let mut asks = served.forebay(command);
+            let ask = move || {
+                let began = Instant::now();
+                let is_enough = |text: &str| text.contains(go_on.as_str());
+                (try_run_until(&mut asks, TOLD_WITHIN, is_enough).1, began.elapsed())
+            };
+            (command, scope.spawn(ask))
+        });
+        running.map(|(command, told)| (command, told.join().unwrap()))
+    });
+    served.signal_server(0, libc::SIGCONT);
+    for (command, (text, took)) in said {
+        assert!(text.contains(&go_on), "{command:?}: {text}");
+        assert!(took < SOON, "{command:?}: {took:?}: {text}");
+    }
+}
+
+/// The mount finds the process itself, and hears of it from another server in other words.
+#[test]
+fn a_command_that_waits_for_a_stopped_server_names_its_process_once() {
+    /// Long enough to look several times.
+    const WAITS: Duration = Duration::from_secs(11);
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
+    let (leads, stopped) = (served.server_of_part(0), served.server_of_part(1));
+    let mount = served.mount(Via::AtServer(leads));
+    // They are dealt to both servers by name.
+    let dirs: Vec<String> = (0..12)
+        .map(|number| served.root(mount).join(format!("d{number}")).to_str().unwrap().to_string())
+        .collect();
+    dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    let pid = served.server_pid(stopped);
+    served.signal_server(stopped, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let mut stripe = served.forebay(&["stripe"]);
+    let said = try_run_for(stripe.args(&dirs), WAITS).1;
+    served.signal_server(stopped, libc::SIGCONT);
+    assert_eq!(said.matches(&format!("`kill -CONT {pid}`")).count(), 1, "{said}");
+}
+
 /// A plan whose buffer is not named is looked for in all mounts at once: those that do not answer are told with the process of
 /// their server, and are waited for together.
 #[test]

@@ -1,6 +1,6 @@
 //! The same work on each of many things at once, such as a question to each mount: those that take long are waited for together.
 //!
-//! Callers: `which_buffer`.
+//! Callers: `which_buffer`, `status`.
 
 use parking_lot::Mutex;
 

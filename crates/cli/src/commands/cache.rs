@@ -1,5 +1,5 @@
 //! What is asked of a cache: `forebay flush`, `wait`, `warm`, `pin`, `invalidate`, `resolve`,
-//! `drain-rate`, and its part of `status`, `mount` and `umount`.
+//! `drain-rate`, and its part of `status` and `mount`; `umount_drain` is that of `umount`.
 //!
 //! Invariant: success is told only for what the server said is so: `wait` and an unmount end with 0
 //! only when nothing below the path is left that the PFS does not have.
@@ -9,8 +9,7 @@ use super::looking::{Looking, Work};
 use super::paths::{absolute, must_not_hide};
 use super::plan_text::verified_text;
 use crate::args::{
-    CacheArgs, CachePathArgs, CacheRateArgs, CacheResolveArgs, CacheWaitArgs, ServerArgs,
-    UmountArgs, WritesArg,
+    CacheArgs, CachePathArgs, CacheRateArgs, CacheResolveArgs, CacheWaitArgs, ServerArgs, WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_cache::CacheOptions;
@@ -136,7 +135,7 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
     Ok(EXIT_OK)
 }
 
-/// Waits for that (`true`: draining now), until nothing moves any more, or the time is over.
+/// Waits for that (`true`: draining now), until nothing moves any more, or the time is over. A server that is stopped is waited for.
 pub fn drain(
     cached: &mut Cached,
     path: &Path,
@@ -145,11 +144,12 @@ pub fn drain(
     quiet: bool,
 ) -> Result<Waited, ControlError> {
     let start = Instant::now();
+    let until = timeout.and_then(|timeout| start.checked_add(timeout));
     let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
     let bar = progress(u64::MAX, style, quiet);
     let mut first = None;
     let waited = cache_wait(
-        |request| cached.tree(request),
+        |request| cached.tree_patiently(request, until),
         &bytes(path),
         what,
         |state| {
@@ -293,62 +293,6 @@ pub fn drain_rate(args: CacheRateArgs) -> Outcome {
         print_json(&serde_json::json!({ "path": path, "rate_bytes_per_s": args.bytes_per_s }))?;
     }
     Ok(EXIT_OK)
-}
-
-/// A cache drains before it is unmounted, unless told otherwise: all of it, whichever mount wrote it.
-pub fn before_umount(
-    control: Control,
-    mount_point: &Path,
-    args: &UmountArgs,
-) -> Result<Control, ControlError> {
-    let mut control = control;
-    if !args.discard_dirty && (args.no_drain || args.force) {
-        return Ok(control);
-    }
-    let looking = Looking::at(mount_point, Work::Other("unmount"));
-    // Not by the buffer's state: the mount asks servers for it, one of which may hang.
-    match control.cache_tree(CacheRequest::State { path: PathBytes::new(b"/") }) {
-        Err(error) if matches!(error.errno, Some(libc::EINVAL | libc::EPERM)) => {
-            return Ok(control);
-        }
-        // Its time is over before it has said whether it is a cache.
-        Err(error) if args.until.is_some() && error.errno == Some(libc::ETIMEDOUT) => {
-            return Err(error);
-        }
-        _ => {}
-    }
-    if args.discard_dirty {
-        // At a server what is dirty stays, whoever unmounts.
-        if control.buffer_status()?.buffer.is_none() {
-            control.cache_tell(CacheRequest::Discard)?;
-        }
-        return Ok(control);
-    }
-    // The wait for the drain keeps the time, and says what is left then.
-    control.set_until(None);
-    let mut cached = Cached::Mounted(Box::new(control), looking);
-    drain_before(&mut cached, mount_point, args)?;
-    match cached {
-        Cached::Mounted(control, _) => Ok(*control),
-        Cached::Served(..) => Err(ControlError::new("unmount", Some(mount_point), "no mount")),
-    }
-}
-
-fn drain_before(
-    cached: &mut Cached,
-    mount_point: &Path,
-    args: &UmountArgs,
-) -> Result<(), ControlError> {
-    // With --no-wait, what is not on the PFS at the first look is refused.
-    let left = args.until.map(|until| until.saturating_duration_since(Instant::now()));
-    let timeout = if args.no_wait { Some(Duration::ZERO) } else { left };
-    let waited = drain(cached, Path::new("/"), timeout, (WaitFor::Clean, true), args.json)?;
-    done(&waited.state, mount_point, "unmount").map_err(|error| {
-        let hint = error.hint.clone().unwrap_or_default();
-        error.hint(&format!(
-            "{hint}; it stays mounted. `--keep --no-drain` unmounts and keeps it on flash, `--discard-dirty` loses it"
-        ))
-    })
 }
 
 /// The state of a file or directory of a cache; `None` if the buffer is none.

@@ -5,13 +5,19 @@ use super::looking::Looking;
 use super::stager::served_name;
 use crate::args::ServerArgs;
 use crate::servers::Server;
-use forebay_client::Control;
+use forebay_client::{Control, server_process};
 use forebay_proto::cache::{CacheRequest, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a server is waited for that does not answer and is not seen stopped: as long as mounts are patient by default.
+const SILENT_MAX: Duration = Duration::from_secs(60);
+/// Pause before it is asked again: the mount's process has waited for it already.
+const ASK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Who is asked.
 pub enum Cached {
@@ -48,6 +54,42 @@ impl Cached {
                 _ => Err(server.unexpected()),
             },
         }
+    }
+
+    /// The same for who waits for what the answer tells: a server that is silent is asked again, as long as its process is seen
+    /// stopped, else for [`SILENT_MAX`], but not beyond `until`.
+    pub fn tree_patiently(
+        &mut self,
+        request: CacheRequest,
+        until: Option<Instant>,
+    ) -> Result<TreeState, ControlError> {
+        let begun = Instant::now();
+        loop {
+            let error = match self.tree(request.clone()) {
+                Err(error) if !self.gave_up() && Cached::is_of_silent_server(&error) => error,
+                answer => return answer,
+            };
+            let is_stopped = error.why.contains(server_process::ARE_STOPPED);
+            let is_over = until.is_some_and(|until| Instant::now() >= until);
+            if is_over || (!is_stopped && begun.elapsed() >= SILENT_MAX) {
+                return Err(error);
+            }
+            std::thread::sleep(ASK_PAUSE);
+        }
+    }
+
+    /// True if the answer of a mount's process was not waited for, or it gave none. A server is waited for by its connection.
+    pub fn gave_up(&self) -> bool {
+        match self {
+            Cached::Mounted(control, _) => control.gave_up(),
+            Cached::Served(..) => true,
+        }
+    }
+
+    /// Whether an error that a mount's process told says that a server of its buffer has not answered.
+    pub fn is_of_silent_server(error: &ControlError) -> bool {
+        let is_stopped = || error.why.contains(server_process::ARE_STOPPED);
+        error.path.is_none() && (error.errno == Some(libc::ETIMEDOUT) || is_stopped())
     }
 
     /// A question about a file.

@@ -6,6 +6,7 @@
 
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::visible;
+use crate::said;
 use forebay_client::{Control, MountRef, mount_above};
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
@@ -23,14 +24,18 @@ const TOLD_MOST: u32 = 3;
 pub enum Work {
     /// A plan looks at it before it begins.
     BeforePlan,
+    /// A cache is drained before it is unmounted.
+    Unmount,
+    /// The same of each of several mounts, which are all told of.
+    Each(&'static str),
     /// Something else, in words that a path follows: "show the layout of".
     Other(&'static str),
 }
 
 /// As long as it lives calls are made on something in a mount.
 pub struct Looking {
-    /// Dropped with it, which the thread that waits sees.
-    _looks: Option<Sender<()>>,
+    /// What the thread that waits hears of each answer by; dropped with this.
+    looks: Option<Sender<()>>,
     /// Why there is no answer, as it was told last.
     said: Arc<Mutex<Option<String>>>,
 }
@@ -40,7 +45,7 @@ impl Looking {
     pub fn at(path: &Path, work: Work) -> Looking {
         match mount_above(path) {
             Some((point, store_dir)) => Looking::begin(path, work, point, store_dir),
-            None => Looking { _looks: None, said: Arc::default() },
+            None => Looking { looks: None, said: Arc::default() },
         }
     }
 
@@ -50,9 +55,17 @@ impl Looking {
         Looking::begin(&mount.mount_point, work, point, store_dir)
     }
 
-    /// Whether it has told this reason.
+    /// Whether it has told this reason, in whatever words.
     pub fn has_told(&self, why: &str) -> bool {
-        self.said.lock().as_deref() == Some(why)
+        self.said.lock().as_deref().is_some_and(|told| said::covers(told, why))
+    }
+
+    /// There was an answer: what takes long begins anew.
+    pub fn answered(&self) {
+        if let Some(looks) = &self.looks {
+            // The thread may have told all that it tells.
+            let _ended = looks.send(());
+        }
     }
 
     fn begin(path: &Path, work: Work, point: PathBuf, store_dir: PathBuf) -> Looking {
@@ -61,10 +74,10 @@ impl Looking {
         let (path, says) = (path.to_path_buf(), Arc::clone(&said));
         let tell = move || tell_when_long(&ended, &path, work, (&point, &store_dir), &says);
         match std::thread::Builder::new().name("looking".into()).spawn(tell) {
-            Ok(_) => Looking { _looks: Some(looks), said },
+            Ok(_) => Looking { looks: Some(looks), said },
             Err(error) => {
                 tracing::debug!(%error, "nobody tells whom a look waits for");
-                Looking { _looks: None, said }
+                Looking { looks: None, said }
             }
         }
     }
@@ -75,20 +88,32 @@ fn tell_when_long(
     path: &Path,
     work: Work,
     mount: (&Path, &Path),
-    said: &Mutex<Option<String>>,
+    says: &Mutex<Option<String>>,
 ) {
     let (point, store_dir) = mount;
     let mut told = Told::default();
-    while ended.recv_timeout(TOLD_AFTER) == Err(RecvTimeoutError::Timeout) {
+    loop {
+        match ended.recv_timeout(TOLD_AFTER) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) => {
+                told.is_new(None);
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
         let why = why_silent(store_dir);
         // What takes long by itself, as many files do, waits for nobody.
         let is_new = match work {
             Work::BeforePlan => true,
-            Work::Other(_) => told.is_new(why.as_deref()),
+            Work::Unmount | Work::Each(_) | Work::Other(_) => told.is_new(why.as_deref()),
         };
         if is_new && ended.try_recv() == Err(TryRecvError::Empty) {
-            said.lock().clone_from(&why);
-            eprintln!("forebay: {}", visible(&text(path, work, point, why.as_deref())));
+            says.lock().clone_from(&why);
+            let text = text(path, work, point, why.as_deref());
+            // Another part of the command may have named the process.
+            if said::is_new(why.as_ref().unwrap_or(&text)) || matches!(work, Work::Each(_)) {
+                eprintln!("forebay: {}", visible(&text));
+            }
         }
         if matches!(work, Work::BeforePlan) {
             return;
@@ -109,6 +134,9 @@ impl Told {
         if self.why.as_deref() == why {
             return false;
         }
+        if let (Some(was), None) = (&self.why, why) {
+            said::is_over(was);
+        }
         self.why = why.map(str::to_string);
         self.count = if why.is_some() { self.count + 1 } else { 0 };
         why.is_some() && self.count <= TOLD_MOST
@@ -120,7 +148,7 @@ fn why_silent(store_dir: &Path) -> Option<String> {
     let until = Instant::now().checked_add(asker_waits(STATE_WAIT));
     let control = Control::connect_store_until(store_dir, until);
     match control.and_then(|mut control| control.buffer_status()) {
-        Ok(status) => status.server_error,
+        Ok(status) => status.server_error.or(status.not_asked),
         Err(error) => Some(error.to_string()),
     }
 }
@@ -132,7 +160,12 @@ fn text(path: &Path, work: Work, point: &Path, why: Option<&str>) -> String {
         Work::BeforePlan => format!(
             "waiting for the server of {at}, to look at {path} there; no plan is begun yet: {why}"
         ),
-        Work::Other(what) => format!("waiting for the server of {at}, to {what} {path}: {why}"),
+        Work::Unmount => format!(
+            "waiting for the server of {at}, to unmount it: {why}. Ctrl-C leaves it mounted, --force does not wait"
+        ),
+        Work::Each(what) | Work::Other(what) => {
+            format!("waiting for the server of {at}, to {what} {path}: {why}")
+        }
     }
 }
 
@@ -150,6 +183,9 @@ mod tests {
         );
         let told = text(path, Work::BeforePlan, point, None);
         assert!(told.ends_with(": `forebay status /m` shows its state"));
+        let told = text(point, Work::Unmount, point, Some("its process 7 is stopped"));
+        let wanted = "waiting for the server of /m, to unmount it: its process 7 is stopped. Ctrl-C leaves it mounted";
+        assert!(told.starts_with(wanted), "{told}");
         assert_eq!(
             text(path, Work::Other("publish"), point, Some("its process 7 is stopped")),
             "waiting for the server of /m, to publish m/a/b: its process 7 is stopped"

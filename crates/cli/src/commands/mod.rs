@@ -56,6 +56,7 @@ mod trace_program;
 mod trace_run;
 mod trace_unrecorded;
 mod umount;
+mod umount_drain;
 mod umount_ending;
 mod umount_kept;
 mod umount_live;

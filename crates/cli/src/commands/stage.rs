@@ -16,6 +16,7 @@ use super::still_mounted::has_ended;
 use super::which_buffer;
 use crate::args::{StageCommand, StageCopyArgs, StagePlanArgs, StageRateArgs, StageStatusArgs};
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
+use crate::said;
 use crate::servers::{BufferPath, ServedStaging};
 use anyhow::Context;
 use forebay_client::{Control, MountRef, locate, locate_source};
@@ -259,8 +260,8 @@ pub(super) struct View {
     json: bool,
     bar: ProgressBar,
     last_line: Option<Instant>,
-    /// The servers that the plan waits for, since when, and whether that has been said.
-    waited_for: HashMap<u16, (Instant, bool)>,
+    /// The servers that the plan waits for, since when, and why, once that has been said.
+    waited_for: HashMap<u16, (Instant, Option<String>)>,
     /// Since when the plan is queued, and whether that has been said.
     queued: Option<(Instant, bool)>,
 }
@@ -289,7 +290,8 @@ impl View {
 
     fn show(&mut self, status: &PlanStatus) {
         let mut texts: Vec<String> = self.newly_queued(status).into_iter().collect();
-        texts.extend(self.newly_waited_for(status));
+        // Who waited for the first answer may have named the process.
+        texts.extend(self.newly_waited_for(status).into_iter().filter(|text| said::is_new(text)));
         for text in texts {
             // Also where there is no terminal: nothing else would be said as long as it lasts.
             self.bar.suspend(|| eprintln!("forebay: {}", visible(&text)));
@@ -322,16 +324,24 @@ impl View {
 
     /// Each server that is waited for since [`WAITED_FOR_TOLD`], once as long as it is, with why.
     fn newly_waited_for(&mut self, status: &PlanStatus) -> Vec<String> {
-        self.waited_for.retain(|shard, _| waited_for(status).any(|part| part.shard == *shard));
+        self.waited_for.retain(|shard, (_, told)| {
+            let waits = waited_for(status).any(|part| part.shard == *shard);
+            if let (false, Some(why)) = (waits, told) {
+                said::is_over(why);
+            }
+            waits
+        });
         let mut texts = Vec::new();
         for part in waited_for(status) {
             let (since, told) =
-                self.waited_for.entry(part.shard).or_insert_with(|| (Instant::now(), false));
-            if let (false, Some(why)) = (*told, &part.why)
+                self.waited_for.entry(part.shard).or_insert_with(|| (Instant::now(), None));
+            if told.is_none()
+                && let Some(why) = &part.why
                 && since.elapsed() >= WAITED_FOR_TOLD
             {
-                *told = true;
-                texts.push(format!("waiting for {}: {why}", part.server));
+                let text = format!("waiting for {}: {why}", part.server);
+                texts.push(text.clone());
+                *told = Some(text);
             }
         }
         texts
@@ -435,22 +445,29 @@ pub(super) fn path_bytes(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
+/// What a mount's process tells of plans; of an error also whether its reason was told while it was waited for.
+type Told = Result<Vec<PlanStatus>, (ControlError, bool)>;
+
 /// The plans that mounts know, asked at once: those that wait for their servers are waited for together.
-fn lists(
-    mounts: Vec<(Control, MountRef)>,
-) -> Vec<(MountRef, Result<Vec<PlanStatus>, ControlError>)> {
+fn lists(mounts: Vec<(Control, MountRef)>) -> Vec<(MountRef, Told)> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = mounts
             .into_iter()
             .map(|(mut control, place)| {
-                let store_dir = place.store_dir.clone();
+                let at = place.clone();
                 let ask = move || {
-                    control.stage_list().map_err(|error| which_buffer::whose(error, &store_dir))
+                    let looking = Looking::in_mount(&at, Work::Each("ask for the plans of"));
+                    control.stage_list().map_err(|error| {
+                        let error = which_buffer::whose(error, &at.store_dir);
+                        let is_told = looking.has_told(&error.to_string());
+                        (error, is_told)
+                    })
                 };
                 (place, scope.spawn(ask))
             })
             .collect();
-        let gone = |_| Err(ControlError::new("ask the mount", None, "its question broke off"));
+        let gone =
+            |_| Err((ControlError::new("ask the mount", None, "its question broke off"), false));
         asked.into_iter().map(|(place, ask)| (place, ask.join().unwrap_or_else(gone))).collect()
     })
 }
@@ -468,10 +485,14 @@ pub(super) fn of_all_buffers(of: impl Fn(&PlanStatus) -> bool) -> anyhow::Result
                 plans.extend(more.into_iter().filter(&of).filter(|plan| seen.insert(key(plan))))
             }
             // A mount of another user's.
-            Err(error) if matches!(error.errno, Some(libc::EPERM | libc::EACCES)) => {}
-            Err(error) if has_ended(&error, &place) => {}
-            Err(error) => {
-                let text = format!("{}: not asked: {error}", place.mount_point.display());
+            Err((error, _)) if matches!(error.errno, Some(libc::EPERM | libc::EACCES)) => {}
+            Err((error, _)) if has_ended(&error, &place) => {}
+            Err((error, is_told)) => {
+                let why = match is_told {
+                    true => "its server has not answered".to_string(),
+                    false => error.to_string(),
+                };
+                let text = format!("{}: not asked: {why}", place.mount_point.display());
                 eprintln!("forebay: {}", visible(&text));
             }
         }

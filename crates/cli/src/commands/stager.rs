@@ -9,6 +9,7 @@ use super::{interrupted, which_buffer};
 use crate::args::ServerArgs;
 use crate::failure::visible;
 use crate::hints::Asked;
+use crate::said;
 use crate::servers::ServedStaging;
 use forebay_client::remote::PATIENCE;
 use forebay_client::{Control, MountRef};
@@ -80,7 +81,10 @@ impl Stager {
                 Stager::Served(served) => served.start(spec.clone(), &token),
             };
             let error = match started {
-                Ok(started) => return Ok(started),
+                Ok(started) => {
+                    away.is_over();
+                    return Ok(started);
+                }
                 Err(error) => error,
             };
             // EAGAIN says here that too many plans wait.
@@ -98,6 +102,7 @@ impl Stager {
 
     /// State of a plan.
     pub fn status(&mut self, plan: PlanId) -> Result<PlanStatus, ControlError> {
+        let _looking = self.looking("ask for a plan of");
         let told = match self {
             Stager::Mounted(mount) => mount.0.stage_status(plan),
             Stager::Served(served) => served.status(plan),
@@ -107,6 +112,7 @@ impl Stager {
 
     /// All plans that the caller may see.
     pub fn list(&mut self) -> Result<Vec<PlanStatus>, ControlError> {
+        let _looking = self.looking("ask for the plans of");
         let told = match self {
             Stager::Mounted(mount) => mount.0.stage_list(),
             Stager::Served(served) => served.list(),
@@ -142,9 +148,13 @@ impl Stager {
     ) -> Result<PlanStatus, ControlError> {
         let mut last = None;
         let mut away = Away::default();
+        let looking = self.looking("follow a plan of");
         loop {
             let seen = self.wait_while_there(plan, |status| {
-                away = Away::default();
+                away.is_over();
+                if let Some(looking) = &looking {
+                    looking.answered();
+                }
                 last = Some(status.clone());
                 progress(status)
             });
@@ -281,9 +291,19 @@ impl Stager {
 #[derive(Default)]
 struct Away {
     since: Option<Instant>,
+    /// Why, as it was said.
+    said: Option<String>,
 }
 
 impl Away {
+    /// It answers.
+    fn is_over(&mut self) {
+        if let Some(why) = self.said.take() {
+            said::is_over(&why);
+        }
+        self.since = None;
+    }
+
     /// Says that the server is waited for; the error once it was away for longer than [`PATIENCE`].
     fn tell(&mut self, stager: &Stager, error: ControlError) -> Result<(), ControlError> {
         if self.since.is_none() {
@@ -294,7 +314,11 @@ impl Away {
                 true => error.to_string(),
                 false => error.why.clone(),
             };
-            eprintln!("forebay: waiting for {}: {}", stager.who(), visible(&why));
+            // Who looks at the mount meanwhile may have named the process.
+            if said::is_new(&why) {
+                eprintln!("forebay: waiting for {}: {}", stager.who(), visible(&why));
+            }
+            self.said = Some(why);
         }
         match self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
             true => Ok(()),

@@ -1,5 +1,6 @@
 //! `forebay status`: a buffer, a file in one, or all buffers of this machine.
 
+use super::at_once::at_once;
 use super::cached::Cached;
 use super::looking::{Looking, Work};
 use super::status_ending::{self, Said};
@@ -27,8 +28,6 @@ const SERVERS_WAIT: Duration = Duration::from_secs(6);
 const SERVERS_PAUSE: Duration = Duration::from_millis(100);
 /// How long a mount's process is waited for where all are listed: it waits for its servers itself.
 const MOUNT_WAIT: Duration = asker_waits(STATE_WAIT);
-/// Most mounts that are asked at once.
-const ASKED_AT_ONCE: usize = 16;
 
 /// One line of the list.
 #[derive(Serialize)]
@@ -128,7 +127,8 @@ fn one(path: &Path, json: bool) -> anyhow::Result<()> {
         let mut status = control.buffer_status()?;
         // A busy server answers late.
         let is_late = |status: &BufferStatus| {
-            status.server_error.as_ref().is_some_and(|error| error.contains(NO_ANSWER_YET))
+            let why = status.server_error.as_ref().or(status.not_asked.as_ref());
+            why.is_some_and(|why| why.contains(NO_ANSWER_YET))
         };
         while is_late(&status) && Instant::now() < until {
             std::thread::sleep(SERVERS_PAUSE);
@@ -182,7 +182,10 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
         println!("NO ANSWER   {error}");
         println!("capacity    {capacity}; what is used is not known");
     } else {
-        println!("store       {} ({}{volatile})", visible(&store), kind_name(status));
+        match &status.not_asked {
+            Some(why) => println!("not asked   {}", not_asked_text(why)),
+            None => println!("store       {} ({}{volatile})", visible(&store), kind_name(status)),
+        }
         println!(
             "capacity    {capacity}, {} used ({percent:.1} %), {} inodes",
             format_bytes(status.used_bytes),
@@ -205,6 +208,11 @@ fn print_buffer(status: &BufferStatus) -> anyhow::Result<()> {
     );
     println!("uuid        {}", status.uuid);
     Ok(())
+}
+
+/// Who could not be asked, and why: who it is about is told, not that it was asked.
+fn not_asked_text(why: &str) -> String {
+    why.strip_prefix("ask ").unwrap_or(why).to_string()
 }
 
 fn kind_name(status: &BufferStatus) -> &'static str {
@@ -273,16 +281,14 @@ fn place(status: &FileStatus) -> String {
 
 fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let mounted = mounts()?;
-    let mut listed = list_all_mounted(&mounted);
     let places = places(flash, &mounted)?;
     let is_mounted = |dir: &Path| mounted.iter().any(|mount| mount.store_dir == dir);
     let mut kept = kept_stores(flash.is_some(), &places)?;
     kept.retain(|found| !is_mounted(&found.dir));
-    listed.extend(status_ending::all(&kept, list_kept));
     // A mount of a served buffer has no store of its own: it is known by its directory.
     let mut ending = state_dir::all();
     ending.retain(|(dir, _)| !is_mounted(dir));
-    listed.extend(status_ending::all(&ending, |(dir, record)| list_ending(dir, record)));
+    let mut listed = list_all(&mounted, &kept, &ending);
     name_left_jobs(&places, &mut listed);
     if json {
         return print_json(&serde_json::json!({ "buffers": listed }));
@@ -379,24 +385,29 @@ fn bytes_of(path: &Path) -> PathBytes {
     PathBytes::new(path.as_os_str().as_bytes())
 }
 
-/// All of them, in their order, without those that have ended meanwhile. They are asked at once: each that hangs takes its time.
-fn list_all_mounted(mounted: &[MountRef]) -> Vec<Listed> {
-    let mut listed = Vec::with_capacity(mounted.len());
-    for some in mounted.chunks(ASKED_AT_ONCE) {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new;
-            let asked: Vec<_> = some
-                .iter()
-                .map(|one| thread().spawn_scoped(scope, move || list_mounted(one)))
-                .collect();
-            listed.extend(asked.into_iter().zip(some).filter_map(|(asked, one)| {
-                let told = asked.ok().and_then(|asked| asked.join().ok());
-                // There is no thread for it.
-                told.unwrap_or_else(|| list_mounted(one))
-            }));
-        });
-    }
-    listed
+/// Whose process is asked for a line of the list.
+enum Asked<'a> {
+    Mounted(&'a MountRef),
+    Kept(&'a FoundStore),
+    Ending(&'a Path, &'a MountRecord),
+}
+
+/// All of them, in their order, without those that have ended meanwhile. They are asked at once, so that those which do not answer
+/// are waited for together.
+fn list_all(
+    mounted: &[MountRef],
+    kept: &[FoundStore],
+    ending: &[(PathBuf, MountRecord)],
+) -> Vec<Listed> {
+    let mounted = mounted.iter().map(Asked::Mounted);
+    let kept = kept.iter().map(Asked::Kept);
+    let ending = ending.iter().map(|(dir, record)| Asked::Ending(dir, record));
+    let listed = at_once(mounted.chain(kept).chain(ending).collect(), |asked| match asked {
+        Asked::Mounted(mount) => list_mounted(mount),
+        Asked::Kept(found) => list_kept(found),
+        Asked::Ending(dir, record) => list_ending(dir, record),
+    });
+    listed.into_iter().flatten().collect()
 }
 
 /// `None`: it has ended meanwhile.
@@ -435,7 +446,10 @@ fn list_mounted(mount: &MountRef) -> Option<Listed> {
                     };
                     listed.why = Some(error);
                 }
-                None => listed.used_bytes = Some(status.used_bytes),
+                None => {
+                    listed.used_bytes = Some(status.used_bytes);
+                    listed.why = status.not_asked.map(|why| not_asked_text(&why));
+                }
             }
         }
         Err(error) if error.errno == Some(libc::EACCES) => listed.state = "hidden",

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 /// Longest wait for the greeting and the answer. The process looks through all mount tables of its node for that, which takes
 /// some seconds on a busy machine.
 const WAIT: Duration = Duration::from_secs(8);
-/// Most that are asked at once.
-const AT_ONCE: usize = 32;
 
 /// What it says.
 pub(super) enum Said {
@@ -42,20 +40,9 @@ pub(super) fn ask(store_dir: &Path) -> Said {
     }
 }
 
-/// What `list` makes of each of these, in their order; it may have to wait for some.
-pub(super) fn all<T: Sync, R: Send>(of: &[T], list: impl Fn(&T) -> Option<R> + Sync) -> Vec<R> {
-    let list = &list;
-    let of_some = |some: &[T]| -> Vec<Option<R>> {
-        std::thread::scope(|scope| {
-            let asked: Vec<_> = some.iter().map(|one| scope.spawn(move || list(one))).collect();
-            asked.into_iter().map(|one| one.join().unwrap_or_default()).collect()
-        })
-    };
-    of.chunks(AT_ONCE).flat_map(of_some).flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::at_once::at_once;
     use super::*;
     use forebay_client::frame::{read_message, write_message};
     use forebay_proto::control::{
@@ -74,6 +61,7 @@ mod tests {
             buffer: None,
             server: None,
             server_error: None,
+            not_asked: None,
             mount_point: PathBytes::new(b"/m"),
             store: PathBytes::new(b"/f/s"),
             store_kind: StoreKind::Tmpfs,
@@ -111,7 +99,7 @@ mod tests {
         // Of the last one nobody is there.
         let served = [serve(dirs[0].path(), Some("a copy")), serve(dirs[1].path(), None)];
         let begun = Instant::now();
-        let said = all(&dirs, |dir| Some(ask(dir.path())));
+        let said = at_once(dirs.iter().collect(), |dir: &tempfile::TempDir| ask(dir.path()));
         assert!(begun.elapsed() < LATE * 2, "at once: {:?}", begun.elapsed());
         let why = "unmounted, and waits for its last copy: a copy";
         assert!(matches!(&said[0], Said::Ending(status, said) if status.pid == 7 && said == why));

@@ -1,5 +1,5 @@
 //! `forebay umount`: ends a mount and destroys its buffer (or keeps it), whether its server lives
-//! (`umount_live`), is dead, or the buffer was only kept on flash (`umount_kept`).
+//! (`umount_drain`, `umount_live`), is dead, or the buffer was only kept on flash (`umount_kept`).
 //!
 //! Invariant: what only the buffer has goes without a word from the user in no case: plans that go on are
 //! waited for, and results of failed ones, data of a cache that is not drained, and files of a buffer
@@ -8,7 +8,7 @@
 use super::still_mounted::is_mounted;
 use super::umount_live;
 use super::umount_lost::{self, Lost};
-use super::{cache, umount_ending, umount_kept};
+use super::{cache, umount_drain, umount_ending, umount_kept};
 use crate::args::UmountArgs;
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::state_dir;
@@ -74,7 +74,7 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> 
     };
     match Control::connect_store_limited(&mount.store_dir, args.until, wait) {
         Ok(control) => {
-            return match cache::before_umount(control, &mount.mount_point, args) {
+            return match umount_drain::before_umount(control, mount, args) {
                 Ok(control) => umount_live::end(control, mount, args, None),
                 Err(error) if may_have_ended(&error) => {
                     umount_live::ended_meanwhile(mount, args, error)

@@ -1,9 +1,11 @@
-//! Who keeps a mount from ending after it was unmounted: a `forebay umount` with a time limit says it when that is over.
+//! Who keeps a mount from ending after it was unmounted, or a cache from draining before: a `forebay umount` with a time limit
+//! says it when that is over.
 //!
 //! The mount's process looks through all mount tables of its node for the answer, which takes some seconds on a busy machine. So it
 //! is asked beside the unmount, beforehand: at its end the command waits for moments only, as its time is over.
 
 use forebay_client::Control;
+use forebay_proto::control::BufferStatus;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -27,13 +29,30 @@ impl Who {
     /// Of the mount of this store, for a command whose time is over at `until`; without that, or where it is known, nothing is
     /// asked.
     pub(super) fn ask(store_dir: &Path, until: Option<Instant>, known: Option<String>) -> Who {
-        let Some(until) = until.filter(|_| known.is_none()) else {
-            return Who { known, asking: None };
+        // Before the unmount is done it says nothing of that.
+        Who::asking(store_dir, until.filter(|_| known.is_none()), known, |status| status.ending)
+    }
+
+    /// Which server of the buffer is silent, asked in the same way while a drain waits for its answer.
+    pub(super) fn silent(store_dir: &Path, until: Option<Instant>) -> Who {
+        // That they answer again counts too.
+        let silent = |status: BufferStatus| {
+            Some(status.server_error.or(status.not_asked).unwrap_or_default())
         };
+        Who::asking(store_dir, until, None, silent)
+    }
+
+    fn asking(
+        store_dir: &Path,
+        until: Option<Instant>,
+        known: Option<String>,
+        says: fn(BufferStatus) -> Option<String>,
+    ) -> Who {
+        let Some(until) = until else { return Who { known, asking: None } };
         let (tell, told) = channel();
         let (lives, ended) = channel();
         let dir = store_dir.to_path_buf();
-        let ask = move || ask_until(&dir, until, &tell, &ended);
+        let ask = move || ask_until(&dir, until, says, (&tell, &ended));
         match std::thread::Builder::new().name("who".into()).spawn(ask) {
             Ok(_) => Who { known, asking: Some((told, lives)) },
             Err(error) => {
@@ -46,11 +65,17 @@ impl Who {
     /// What the process said last, the time being over; `None` if it has said nothing.
     pub(super) fn told(&self) -> Option<String> {
         let Some((told, _lives)) = &self.asking else { return self.known.clone() };
-        told.try_iter().last().or_else(|| told.recv_timeout(GRACE).ok())
+        let last = told.try_iter().last().or_else(|| told.recv_timeout(GRACE).ok());
+        last.filter(|last| !last.is_empty())
     }
 }
 
-fn ask_until(dir: &Path, until: Instant, tell: &Sender<String>, ended: &Receiver<()>) {
+fn ask_until(
+    dir: &Path,
+    until: Instant,
+    says: fn(BufferStatus) -> Option<String>,
+    (tell, ended): (&Sender<String>, &Receiver<()>),
+) {
     let left = until.saturating_duration_since(Instant::now());
     let mut pause = left.saturating_sub(AHEAD).max(FIRST_AFTER);
     let end = until.checked_add(GRACE);
@@ -61,8 +86,7 @@ fn ask_until(dir: &Path, until: Instant, tell: &Sender<String>, ended: &Receiver
         }
         let control = Control::connect_store_limited(dir, end, AHEAD);
         let status = control.and_then(|mut control| control.buffer_status());
-        // Before the unmount is done it says nothing of that.
-        let who = status.ok().and_then(|status| status.ending);
+        let who = status.ok().and_then(says);
         if who.is_some_and(|who| tell.send(who).is_err()) {
             return;
         }

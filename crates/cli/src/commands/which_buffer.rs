@@ -59,7 +59,7 @@ pub fn whose(error: ControlError, store_dir: &Path) -> ControlError {
     // It tells its own state at once, also while it asks.
     let control = Control::connect_store_until(store_dir, Some(Instant::now()));
     let state = control.and_then(|mut control| control.buffer_status());
-    match state.ok().and_then(|state| state.server_error) {
+    match state.ok().and_then(|state| state.server_error.or(state.not_asked)) {
         Some(why) => ControlError { why, hint: None, ..error },
         None => error,
     }
@@ -176,7 +176,7 @@ fn greeted(mounted: Vec<MountRef>, until: Instant) -> (Vec<(Control, MountRef)>,
 /// has ended meanwhile is left out.
 fn looked_for(asked: Vec<(Control, MountRef)>, plans: &[PlanId]) -> Vec<(Control, MountRef, Told)> {
     let answers = at_once(asked, |(mut control, place)| {
-        let looking = Looking::in_mount(&place, Work::Other("find the plan in"));
+        let looking = Looking::in_mount(&place, Work::Each("find the plan in"));
         let told = match has_all(&mut control, plans) {
             Ok(true) => Told::Has,
             Ok(false) => Told::HasNot,

@@ -56,7 +56,7 @@ pub(super) fn ask(
 }
 
 /// Says that these servers are stopped, which are their processes, and what to do.
-pub(super) fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
+pub fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
     let list = |of: fn(&(ServerAddress, u32)) -> String, between: &str| {
         stopped.iter().map(of).collect::<Vec<_>>().join(between)
     };
@@ -105,6 +105,22 @@ pub(super) fn said_by(
         Err(error) if error.what.starts_with("ask server ") => Some(error),
         _ => None,
     }
+}
+
+/// Asks a server of which other one of its pool it has no answer, as that is stopped: it may wait for that one itself. `None` if it
+/// knows of none.
+pub(super) fn unheard_by(
+    target: &Target,
+    asked: &ServerAddress,
+    _name: BufferName,
+) -> Option<ControlError> {
+    // The one question about others that no server passes on.
+    let request = LedgerRequest::Metrics { name: None, pool: true };
+    let answer = connect_at(target, asked).and_then(|mut ledger| ledger.ask(&request));
+    let Ok(LedgerReply::PoolMetrics(metrics)) = answer else { return None };
+    let stopped = metrics.unheard.into_iter().find(|other| other.why.contains(ARE_STOPPED))?;
+    let what = format!("ask server {}", stopped.host);
+    Some(ControlError::new(&what, None, &stopped.why).errno(libc::ETIMEDOUT))
 }
 
 /// There is no answer of `who`, and nobody has said why: with how to find out, by the server `there` if one answers.

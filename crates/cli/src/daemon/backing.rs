@@ -357,6 +357,16 @@ impl Served {
         })
     }
 
+    /// The same beside questions for the state that wait for silent servers: for what servers answer from memory.
+    pub(super) fn ask_beside(
+        &self,
+        request: LedgerRequest,
+        limit: Duration,
+    ) -> Result<LedgerReply, ControlError> {
+        let (target, others) = (self.target.clone(), self.others.clone());
+        self.question_within(limit, move || ask(&target, &others, &request))
+    }
+
     /// The answer to a question that is asked on a thread of its own, within `limit`; without one which servers are silent, soon
     /// after that at the latest.
     fn question_within(

@@ -12,6 +12,7 @@ mod backing;
 mod busy;
 mod control;
 mod copies;
+mod counted;
 mod dependents;
 mod ending;
 mod leave;
@@ -26,6 +27,7 @@ mod spawn;
 mod waiting;
 mod watch;
 
+pub use asked::are_stopped;
 pub use backing::{BackingPlan, FIGURES_WAIT, PLANS_WAIT, STATE_WAIT};
 pub use server_wait::ServerWait;
 pub use silent::asker_waits;

@@ -4,6 +4,7 @@
 
 use super::Mount;
 use super::backing::{Backing, STATE_WAIT, Served};
+use super::counted::{self, Counted};
 use forebay_cache::{CacheFs, why_not_invalidated, why_not_resolved};
 use forebay_client::Unmounting;
 use forebay_fuse::FastPath;
@@ -441,6 +442,7 @@ impl Mount {
             buffer: None,
             server: None,
             server_error: None,
+            not_asked: None,
             mount_point: PathBytes::new(self.mount_point_bytes()),
             store: PathBytes::new(self.backing.dir().as_os_str().as_bytes()),
             store_kind: StoreKind::Directory,
@@ -515,7 +517,14 @@ fn of_the_server(served: &Served, common: BufferStatus, limit: Duration) -> Buff
         },
         Err(error) => {
             tracing::warn!("the server does not tell the buffer's state: {error}");
-            BufferStatus { server_error: Some(error.to_string()), ..common }
+            let why = error.to_string();
+            match counted::without_the_state(served, &error) {
+                Some(Counted { capacity_bytes, used_bytes, inodes }) => {
+                    let not_asked = Some(why);
+                    BufferStatus { not_asked, capacity_bytes, used_bytes, inodes, ..common }
+                }
+                None => BufferStatus { server_error: Some(why), ..common },
+            }
         }
     }
 }

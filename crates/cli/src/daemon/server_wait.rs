@@ -7,6 +7,7 @@
 
 use super::asked::{are_stopped, buffer_name, said_by};
 use crate::failure::visible;
+use crate::said;
 use forebay_client::Ledger;
 use forebay_client::remote::Target;
 use forebay_client::server_process::{ARE_STOPPED, seen_stopped_at};
@@ -16,22 +17,15 @@ use forebay_proto::control::ControlError;
 use forebay_proto::metrics::Unheard;
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
-use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Pause before each look. With the greeting a server that is stopped is told of after some 3 s.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 /// A server that runs greets within this time.
 const GREET_LIMIT: Duration = Duration::from_secs(1);
-/// What was said is not said again while waits for the same reason follow each other within this time: who asks again and again
-/// begins a new one each time.
-const SAID_HOLDS: Duration = Duration::from_secs(60);
 /// Most other servers that are named at once.
 const NAMED_MAX: usize = 4;
-
-/// What was said, and when it was last found to be so.
-static SAID: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
 
 /// What a greeting found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,23 +132,8 @@ fn tell_while(
 
 /// Tells it to who runs the command, unless that was done a moment ago.
 fn say_once(why: &str) {
-    if is_new(&mut SAID.lock(), why, Instant::now()) {
+    if said::is_new(why) {
         eprintln!("forebay: {}", visible(why));
-    }
-}
-
-/// Notes a reason, and whether it was not noted lately.
-fn is_new(said: &mut Vec<(String, Instant)>, why: &str, now: Instant) -> bool {
-    said.retain(|(_, at)| now.saturating_duration_since(*at) < SAID_HOLDS);
-    match said.iter_mut().find(|(text, _)| text == why) {
-        Some((_, at)) => {
-            *at = now;
-            false
-        }
-        None => {
-            said.push((why.to_string(), now));
-            true
-        }
     }
 }
 
@@ -272,17 +251,6 @@ mod tests {
                 && told.ends_with("; and of server n2: it cannot be reached"),
             "{told}"
         );
-    }
-
-    #[test]
-    fn a_reason_is_new_again_when_it_was_none_for_a_while() {
-        let mut said = Vec::new();
-        let begun = Instant::now();
-        assert!(is_new(&mut said, "why", begun) && is_new(&mut said, "other", begun));
-        let soon = begun + SAID_HOLDS / 2;
-        assert!(!is_new(&mut said, "why", soon));
-        assert!(!is_new(&mut said, "why", soon + SAID_HOLDS / 2), "it was so in between");
-        assert!(is_new(&mut said, "why", soon + SAID_HOLDS * 2));
     }
 
     #[test]

@@ -5,10 +5,11 @@
 //! beside the question, before that has used up its time, and is waited for no longer than [`LOOK_GRACE`] beyond it. Called by
 //! `backing`.
 
-use super::asked::{GREET_WAIT, are_stopped, buffer_name, listed, no_answer, said_by};
+use super::asked::{GREET_WAIT, are_stopped, buffer_name, listed, no_answer, said_by, unheard_by};
 use forebay_client::remote::{RemoteFs, Target};
 use forebay_net::ServerAddress;
 use forebay_proto::control::ControlError;
+use forebay_proto::net::ledger::BufferName;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -28,6 +29,9 @@ const TOLD_HOLDS: Duration = Duration::from_secs(5);
 pub const fn asker_waits(limit: Duration) -> Duration {
     limit.saturating_add(LOOK_GRACE).saturating_add(ASKER_MARGIN)
 }
+
+/// A question to a server about another one.
+type AboutOther = fn(&Target, &ServerAddress, BufferName) -> Option<ControlError>;
 
 /// What a server said of another one that is silent.
 #[derive(Default)]
@@ -73,8 +77,10 @@ impl Look {
             true => self.target.address.to_string(),
             false => listed(&silent),
         };
-        if let (false, Some(asked)) = (silent.is_empty(), there.first())
-            && let Some(error) = self.told_by(asked)
+        // Where all of the buffer's answer, they may wait for the one that leads the pool.
+        let about: AboutOther = if silent.is_empty() { unheard_by } else { said_by };
+        if let Some(asked) = there.first()
+            && let Some(error) = self.told_by(asked, about)
         {
             return error;
         }
@@ -83,7 +89,7 @@ impl Look {
 
     /// What a server that answers said lately of one that does not: it may see the process. It is asked now for who asks next;
     /// nobody waits for that here.
-    fn told_by(&self, asked: &ServerAddress) -> Option<ControlError> {
+    fn told_by(&self, asked: &ServerAddress, about: AboutOther) -> Option<ControlError> {
         let mut told = self.told_by_other.lock();
         let said = told.said.as_ref().filter(|(at, _)| at.elapsed() < TOLD_HOLDS);
         let said = said.map(|(_, error)| error.clone());
@@ -93,7 +99,7 @@ impl Look {
             let (told_by_other, target) = (Arc::clone(&self.told_by_other), self.target.clone());
             let asked = asked.clone();
             let question = move || {
-                let error = said_by(&target, &asked, name);
+                let error = about(&target, &asked, name);
                 *told_by_other.lock() = ToldByOther {
                     is_being_asked: false,
                     said: error.map(|error| (Instant::now(), error)),

@@ -72,6 +72,39 @@ fn a_server_gone_for_good_is_given_up() {
     pool.done(1, &["buffer", "create", "next", "--capacity", "32MiB", "--servers", "2"]);
 }
 
+/// The server of a buffer answers and the leader of its pool does not: the state has the figures, and says who could not be asked.
+#[test]
+fn the_state_of_a_buffer_has_its_figures_while_the_leader_of_the_pool_is_stopped() {
+    must_be_root();
+    let pool = Pool::new(&["64MiB", "256MiB"]);
+    // Only the other server has the room.
+    pool.done(1, &["buffer", "create", "there", "--capacity", "128MiB", "--servers", "1"]);
+    let mnt = pool.rig.mnt.clone();
+    let point = mnt.to_str().unwrap();
+    pool.done(1, &["mount", "--buffer", "there", point]);
+    fs::write(mnt.join("f"), vec![1; 5 << 20]).unwrap();
+    let leader = pool.servers[0].child.as_ref().unwrap().id();
+    let signal = |signal: i32| {
+        // SAFETY: kill only sends a signal, to the server that this test started.
+        assert_eq!(unsafe { libc::kill(leader as i32, signal) }, 0);
+    };
+    let ask = |arguments: &[&str]| text(&pool.command(arguments).output().unwrap().stdout);
+    signal(libc::SIGSTOP);
+    let (told, shown) = (ask(&["status", "--json", point]), ask(&["status", point]));
+    let listed = ask(&["status"]);
+    signal(libc::SIGCONT);
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert!(told["server_error"].is_null(), "{told}");
+    let not_asked = told["not_asked"].as_str().unwrap_or_default();
+    assert!(not_asked.contains(&format!("`kill -CONT {leader}`")), "{told}");
+    assert_eq!(told["capacity_bytes"], 128 << 20, "{told}");
+    assert!(told["used_bytes"].as_u64().is_some_and(|used| used >= 5 << 20), "{told}");
+    assert!(shown.contains("not asked   server ") && shown.contains(" used ("), "{shown}");
+    assert!(!shown.contains("NO ANSWER"), "{shown}");
+    let line = listed.lines().find(|line| line.contains(point)).unwrap_or_default();
+    assert!(line.starts_with("live") && line.contains(" used"), "{listed}");
+}
+
 #[test]
 fn a_leader_gone_for_good_is_replaced_and_what_it_had_is_listed() {
     must_be_root();
