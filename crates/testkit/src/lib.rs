@@ -26,6 +26,7 @@ pub mod recorder;
 pub mod served;
 pub mod site;
 pub mod slow_disk;
+pub mod standstill;
 pub mod sys;
 pub mod traps;
 pub mod worker;
