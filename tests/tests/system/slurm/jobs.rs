@@ -3,7 +3,9 @@
 use super::cluster::{Cluster, Plugin, repository};
 use forebay_tests::procs;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Most milliseconds from the start of a job to its mounts, for each of its nodes.
 const MOUNT_LIMIT_MS: f64 = 1_000.0;
@@ -96,7 +98,32 @@ fn a_job_on_two_nodes_by_the_lua_plugin() {
     a_job_on_two_nodes(Plugin::Lua);
 }
 
-/// Two hundred short jobs, several at once.
+/// Where the times of many jobs are left: a test that passes shows nothing of what it prints.
+const TIMES: &str = "slurm-times.txt";
+
+/// Tells how many jobs ended in a minute, and how long each step took. Steps that hold a job, its nodes or its space take no longer
+/// than a mount may.
+fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
+    let each_minute = jobs as f64 * 60.0 / took.as_secs_f64();
+    let mut text = format!("{jobs} jobs in {took:.1?}: {each_minute:.1} a minute\n");
+    text += "step          calls     median       95 %    longest (ms)\n";
+    let all = cluster.step_times_ms();
+    for (step, times_ms) in &all {
+        let at = |percent: usize| times_ms[(times_ms.len() - 1) * percent / 100];
+        let (calls, median, most, longest) = (times_ms.len(), at(50), at(95), at(100));
+        text += &format!("{step:<12} {calls:>6} {median:>10.1} {most:>10.1} {longest:>10.1}\n");
+    }
+    println!("{text}");
+    fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(TIMES), &text).unwrap();
+    for step in ["setup", "pre_run", "post_run", "teardown"] {
+        let times_ms = all.get(step).unwrap_or_else(|| panic!("{step} was not called: {text}"));
+        assert!(times_ms.len() >= jobs, "{step}: {text}");
+        let median_ms = times_ms[times_ms.len() / 2];
+        assert!(median_ms < MOUNT_LIMIT_MS, "{step}: {text}{}", cluster.logs());
+    }
+}
+
+/// Two hundred short jobs, several at once. How long they take is in target/tmp/slurm-times.txt then.
 #[test]
 fn two_hundred_short_jobs_leave_nothing() {
     let cluster = Cluster::new(Plugin::Datawarp);
@@ -104,6 +131,7 @@ fn two_hundred_short_jobs_leave_nothing() {
         &["#DW jobdw type=scratch access_mode=striped capacity=16MiB pool=flash"],
         "echo x > ${DW_JOB_STRIPED}n && echo >> @PFS@/all",
     );
+    let begun = Instant::now();
     let job = cluster.submit(&script, "--array=1-200").unwrap();
     let all = || fs::read_to_string(cluster.pfs("all")).unwrap_or_default().len();
     // Each takes a place among sixteen for a second or two.
@@ -112,6 +140,8 @@ fn two_hundred_short_jobs_leave_nothing() {
     }
     let empty = || fs::read_dir(cluster.base.join("site-state/sessions")).unwrap().next().is_none();
     cluster.until("the last is over", empty);
+    let took = begun.elapsed();
     assert_eq!(all(), 200);
+    tell_times(&cluster, 200, took);
     cluster.assert_clean();
 }
