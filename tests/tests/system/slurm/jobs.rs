@@ -98,11 +98,12 @@ fn a_job_on_two_nodes_by_the_lua_plugin() {
     a_job_on_two_nodes(Plugin::Lua);
 }
 
+/// Most milliseconds of half of the calls of a step, while sixteen jobs on two nodes of one machine are at it.
+const MANY_LIMIT_MS: f64 = 5_000.0;
 /// Where the times of many jobs are left: a test that passes shows nothing of what it prints.
 const TIMES: &str = "slurm-times.txt";
 
-/// Tells how many jobs ended in a minute, and how long each step took. Steps that hold a job, its nodes or its space take no longer
-/// than a mount may.
+/// Tells how many jobs ended in a minute, and how long each step took. No step that holds a job, its nodes or its space is slow.
 fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
     let each_minute = jobs as f64 * 60.0 / took.as_secs_f64();
     let mut text = format!("{jobs} jobs in {took:.1?}: {each_minute:.1} a minute\n");
@@ -119,7 +120,7 @@ fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
         let times_ms = all.get(step).unwrap_or_else(|| panic!("{step} was not called: {text}"));
         assert!(times_ms.len() >= jobs, "{step}: {text}");
         let median_ms = times_ms[times_ms.len() / 2];
-        assert!(median_ms < MOUNT_LIMIT_MS, "{step}: {text}{}", cluster.logs());
+        assert!(median_ms < MANY_LIMIT_MS, "{step}: {text}{}", cluster.logs());
     }
 }
 
