@@ -405,7 +405,7 @@ fn a_kill_in_a_rename_that_leaves_a_whiteout_leaves_the_file_or_both() {
         for (from, to) in MOVED {
             let wanted = format!("new content of {from}").into_bytes();
             let left = std::fs::symlink_metadata(rig.pfs(from)).unwrap();
-            let kind = cache.fs.getattr(cache.lookup(from).unwrap()).unwrap().kind;
+            let kind = cache.fs.getattr(cache.lookup(from).unwrap()).unwrap().kind();
             let is_moved = left.file_type().is_char_device();
             let at_now = if is_moved { to } else { from };
             let expected = if is_moved { FileKind::CharDev } else { FileKind::File };
