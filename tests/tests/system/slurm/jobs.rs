@@ -100,8 +100,6 @@ fn a_job_on_two_nodes_by_the_lua_plugin() {
 
 /// Most milliseconds of half of the calls of a step, while sixteen jobs on two nodes of one machine are at it.
 const MANY_LIMIT_MS: f64 = 5_000.0;
-/// Where the times of many jobs are left: a test that passes shows nothing of what it prints.
-const TIMES: &str = "slurm-times.txt";
 
 /// Tells how many jobs ended in a minute, and how long each step took. No step that holds a job, its nodes or its space is slow.
 fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
@@ -115,7 +113,9 @@ fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
         text += &format!("{step:<12} {calls:>6} {median:>10.1} {most:>10.1} {longest:>10.1}\n");
     }
     println!("{text}");
-    fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(TIMES), &text).unwrap();
+    // A test that passes shows nothing of what it prints.
+    let file = format!("slurm-times-{jobs}.txt");
+    fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(file), &text).unwrap();
     for step in ["setup", "pre_run", "post_run", "teardown"] {
         let times_ms = all.get(step).unwrap_or_else(|| panic!("{step} was not called: {text}"));
         assert!(times_ms.len() >= jobs, "{step}: {text}");
@@ -124,25 +124,36 @@ fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
     }
 }
 
-/// Two hundred short jobs, several at once. How long they take is in target/tmp/slurm-times.txt then.
-#[test]
-fn two_hundred_short_jobs_leave_nothing() {
-    let cluster = Cluster::new(Plugin::Datawarp);
+/// So many short jobs, several at once. How long they take is in target/tmp/slurm-times-JOBS.txt then.
+fn short_jobs_leave_nothing(plugin: Plugin, jobs: usize) {
+    let cluster = Cluster::new(plugin);
     let script = cluster.script(
         &["#DW jobdw type=scratch access_mode=striped capacity=16MiB pool=flash"],
         "echo x > ${DW_JOB_STRIPED}n && echo >> @PFS@/all",
     );
     let begun = Instant::now();
-    let job = cluster.submit(&script, "--array=1-200").unwrap();
+    let job = cluster.submit(&script, &format!("--array=1-{jobs}")).unwrap();
     let all = || fs::read_to_string(cluster.pfs("all")).unwrap_or_default().len();
     // Each takes a place among sixteen for a second or two.
-    for seen in [50, 100, 150, 200] {
+    for quarter in 1..=4 {
+        let seen = jobs * quarter / 4;
         cluster.until(&format!("{seen} jobs of {job}"), || all() >= seen);
     }
     let empty = || fs::read_dir(cluster.base.join("site-state/sessions")).unwrap().next().is_none();
     cluster.until("the last is over", empty);
     let took = begun.elapsed();
-    assert_eq!(all(), 200);
-    tell_times(&cluster, 200, took);
+    assert_eq!(all(), jobs);
+    tell_times(&cluster, jobs, took);
     cluster.assert_clean();
+}
+
+#[test]
+fn two_hundred_short_jobs_leave_nothing() {
+    short_jobs_leave_nothing(Plugin::Datawarp, 200);
+}
+
+/// More than there is room for at once.
+#[test]
+fn twenty_short_jobs_leave_nothing() {
+    short_jobs_leave_nothing(Plugin::Datawarp, 20);
 }
