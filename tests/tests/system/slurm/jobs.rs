@@ -125,8 +125,8 @@ fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
 }
 
 /// So many short jobs, several at once. How long they take is in target/tmp/slurm-times-JOBS.txt then.
-fn short_jobs_leave_nothing(plugin: Plugin, jobs: usize) {
-    let cluster = Cluster::new(plugin);
+fn short_jobs_leave_nothing(jobs: usize) {
+    let cluster = Cluster::new(Plugin::Datawarp);
     let script = cluster.script(
         &["#DW jobdw type=scratch access_mode=striped capacity=16MiB pool=flash"],
         "echo x > ${DW_JOB_STRIPED}n && echo >> @PFS@/all",
@@ -149,11 +149,11 @@ fn short_jobs_leave_nothing(plugin: Plugin, jobs: usize) {
 
 #[test]
 fn two_hundred_short_jobs_leave_nothing() {
-    short_jobs_leave_nothing(Plugin::Datawarp, 200);
+    short_jobs_leave_nothing(200);
 }
 
 /// More than there is room for at once.
 #[test]
 fn twenty_short_jobs_leave_nothing() {
-    short_jobs_leave_nothing(Plugin::Datawarp, 20);
+    short_jobs_leave_nothing(20);
 }
