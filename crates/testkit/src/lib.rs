@@ -26,7 +26,6 @@ pub mod recorder;
 pub mod served;
 pub mod site;
 pub mod slow_disk;
-pub mod standstill;
 pub mod sys;
 pub mod traps;
 pub mod worker;

@@ -5,10 +5,10 @@
 //! comes back shows nothing old.
 #![allow(clippy::unwrap_used)]
 
+use crate::standstill::Standstill;
 use forebay_tests::machines::Machines;
 use forebay_tests::procs::{self, Child, Shared};
 use forebay_tests::served::{Options, Served, Store, Via};
-use forebay_tests::standstill::Standstill;
 use forebay_tests::sys::{self, Errno};
 use forebay_tests::worker::Worker;
 use forebay_tests::{long, seed};

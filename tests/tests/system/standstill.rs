@@ -1,7 +1,8 @@
 //! For how long the machine stood still, as a thread sees that sleeps for a moment again and again: where much more time has gone
 //! than it slept, nothing of this process ran. A test that measures how long a call takes does not count that time.
 //!
-//! Invariant: what is told grows only, and has what is under way at the time of the question.
+//! Invariant: what is told grows only, and has what is under way at the time of the question. Used by `shared_links`.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
