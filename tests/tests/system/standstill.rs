@@ -2,7 +2,6 @@
 //! than it slept, nothing of this process ran. A test that measures how long a call takes does not count that time.
 //!
 //! Invariant: what is told grows only, and has what is under way at the time of the question. Used by `shared_links`.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
