@@ -62,6 +62,17 @@ mpirun -n 2 --map-by node --bind-to none PROGRAM strided 16 2 ${DW_JOB_STRIPED%/
     assert!(shown.contains(&format!("JobID={job} ")) && shown.contains("64MiB"), "{shown}");
     let status = cluster.must("scontrol show bbstat sessions");
     assert!(status.contains("SLURM 65534"), "{status}");
+    let tables = cluster.must("scontrol show bbstat all");
+    let has = |some: &str, last: &str| {
+        tables.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.clone().any(|word| word == some) && words.next_back() == Some(last)
+        })
+    };
+    // Its instance, its configuration, which two nodes have mounted, and these.
+    for (some, last) in [("64.0", "false"), ("scratch", "2"), ("n1", "true"), ("n2", "true")] {
+        assert!(has(some, last), "{some}, {last}: {tables}");
+    }
     fs::write(cluster.pfs("go"), "").unwrap();
     assert_eq!(cluster.until_over(job), "COMPLETED", "{}{}", cluster.output(job), cluster.logs());
     let out = |name: &str| fs::read_to_string(cluster.pfs("out").join(name)).unwrap();
