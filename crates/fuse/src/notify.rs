@@ -65,6 +65,8 @@ struct Waiting {
     last_thing: u64,
     /// Batches that the kernel has heard.
     heard: u64,
+    /// Since when the kernel is being told what it is being told now.
+    telling_since: Option<Instant>,
     /// The thread that tells, for [`sleeps`]; `None` before it runs.
     teller: Option<i32>,
 }
@@ -247,7 +249,8 @@ impl Notifier {
 
     /// True when the kernel has heard all that waits now. False if the thread that tells it sleeps in the kernel: after
     /// `told_max` for something else, or after `longest` for the last of it. One that waits for a processor is waited for,
-    /// up to [`RUN_MAX`].
+    /// up to [`RUN_MAX`]. A notification that has slept for `told_max` already, while others waited for it, is given no more
+    /// than `longest`: else each recall would wait for it anew, one after the other.
     fn heard_within(&self, longest: Duration, told_max: Duration) -> bool {
         let begun = Instant::now();
         let end = begun + told_max.max(RUN_MAX);
@@ -261,13 +264,21 @@ impl Notifier {
                 is_being_told = true;
                 late_from = late_from.min(now + longest);
             }
-            if now >= end || (now >= late_from && waiting.teller.is_none_or(sleeps)) {
+            let stuck_from = waiting.telling_since.map(|since| since + told_max);
+            let late =
+                stuck_from.map_or(late_from, |from| late_from.min(from.max(begun + longest)));
+            if now >= end || (now >= late && waiting.teller.is_none_or(sleeps)) {
                 return false;
             }
-            let look = late_from.max(now + LOOK_PAUSE).min(end);
+            let look = late.max(now + LOOK_PAUSE).min(end);
             self.was_heard.wait_until(&mut waiting, look);
         }
         true
+    }
+
+    /// A notification begins.
+    fn begins_to_tell(&self) {
+        self.waiting.lock().telling_since = Some(Instant::now());
     }
 
     /// The rest of the batch that was taken is one notification.
@@ -359,14 +370,17 @@ impl Notifier {
         self.moves.told_by(this_thread());
         while let Some((batch, due)) = self.next() {
             for ino in due.again {
+                self.begins_to_tell();
                 report(invalidate_attributes(&cx.device, &mut message, ino), "attributes");
             }
             for node in due.handles {
                 let name = node.0.to_string();
+                self.begins_to_tell();
                 let gone =
                     invalidate_entry(&cx.device, &mut message, Ino(DIR_NODE), name.as_bytes());
                 report(gone, "a name of a handle");
             }
+            self.begins_to_tell();
             report(let_go(&cx.device, &mut message, &due.unused), "unused inodes");
             if batch.overflow {
                 drop_everything(cx, &mut message);
@@ -374,13 +388,17 @@ impl Notifier {
             } else {
                 self.tell(&batch, &mut message);
             }
-            self.waiting.lock().heard += 1;
+            let mut waiting = self.waiting.lock();
+            waiting.heard += 1;
+            waiting.telling_since = None;
+            drop(waiting);
             self.was_heard.notify_all();
         }
     }
 
     fn tell(&self, batch: &Waiting, message: &mut Vec<u8>) {
         for (parent, name) in &batch.names {
+            self.begins_to_tell();
             report(invalidate_entry(&self.device, message, *parent, name), "a name");
         }
         self.moves.heard(batch.names.iter());
@@ -388,6 +406,7 @@ impl Notifier {
             if at + 1 == batch.inodes.len() {
                 self.last_thing();
             }
+            self.begins_to_tell();
             report(invalidate_inode(&self.device, message, ino), "an inode");
         }
     }
@@ -564,6 +583,25 @@ mod tests {
         n.last_thing();
         let begun = Instant::now();
         assert!(!n.heard_within(SHORT, LONG) && begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn a_notification_that_is_stuck_is_waited_for_once_and_not_by_each_recall() {
+        const SHORT: Duration = Duration::from_millis(10);
+        const LONG: Duration = Duration::from_secs(60);
+        let n = notifier();
+        n.entry_changed(Ino(1), b"a");
+        n.next().unwrap();
+        // A request has held the directory of that name for so long.
+        n.waiting.lock().telling_since = Instant::now().checked_sub(LONG);
+        n.inode_changed(Ino(5));
+        let begun = Instant::now();
+        assert!(!n.heard_within(SHORT, LONG));
+        assert!((SHORT..LONG).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        // The next one has just begun.
+        n.begins_to_tell();
+        let begun = Instant::now();
+        assert!(!n.heard_within(SHORT, 5 * SHORT) && begun.elapsed() >= 5 * SHORT);
     }
 
     #[test]

@@ -43,6 +43,24 @@ git -C clone config remote.origin.url ../repo; rm -r clone/.git/logs
 git -C clone archive --format=tar v1 > v1.tar
 "#;
 
+/// Fewer files, and a clone that is checked out twice: its files and objects drain while git renames, links and removes them.
+const GIT_SHORT: &str = r#"
+export GIT_AUTHOR_DATE='2026-01-01T00:00:00Z' GIT_COMMITTER_DATE='2026-01-01T00:00:00Z'
+export GIT_AUTHOR_NAME=n GIT_AUTHOR_EMAIL=a@b.c GIT_COMMITTER_NAME=n GIT_COMMITTER_EMAIL=a@b.c
+export HOME=/nonexistent GIT_CONFIG_NOSYSTEM=1
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=core.checkStat GIT_CONFIG_VALUE_0=minimal
+git init -q -b main repo; cd repo; git config pack.threads 1
+for i in $(seq 1 30); do seq $i $((i * 40)) > file$i; done
+git add .; git commit -qm first
+git checkout -qb side; git mv file1 renamed; seq 1 9 >> file2; git commit -qam second
+git checkout -q main; seq 5 >> file3; git commit -qam third; git merge -q -m merged side
+git gc -q; git fsck --strict; test -z "$(git status --short)"
+cd ..; git clone -q --no-hardlinks repo clone; cd clone
+git checkout -q HEAD~1; git checkout -q main; git fsck --strict; test -z "$(git status --short)"
+"#;
+/// On a GlusterFS itself that takes 2 s.
+const GIT_SHORT_LIMIT: Duration = Duration::from_secs(20);
+
 /// `source.h5` is the same file for every run.
 const HDF5: &str = r#"
 cp "$SOURCE" source.h5
@@ -182,18 +200,24 @@ impl Drop for Server {
 }
 
 fn work(place: &Place, dir: &Path) {
-    for (name, script) in PROGRAMS {
-        let own = dir.join(name);
-        std::fs::create_dir(&own).unwrap();
-        let mut command = Command::new("sh");
-        command.args(["-ec", script]).current_dir(&own).env("SOURCE", place.dir("source.h5"));
-        let begun = Instant::now();
-        let (ok, said) = try_run_for(&mut command, LIMIT);
-        let took = begun.elapsed();
-        println!("{name} in {}: {took:?}", dir.display());
-        let shown = dir.display();
-        assert!(ok, "{name} in {shown} after {took:?}: {said}\n{}", what_goes_on(&own));
+    for program in PROGRAMS {
+        work_of(program, place, dir, LIMIT);
     }
+}
+
+/// Runs one program in a directory of its own below `dir`; how long it took.
+fn work_of((name, script): (&str, &str), place: &Place, dir: &Path, limit: Duration) -> Duration {
+    let own = dir.join(name);
+    std::fs::create_dir(&own).unwrap();
+    let mut command = Command::new("sh");
+    command.args(["-ec", script]).current_dir(&own).env("SOURCE", place.dir("source.h5"));
+    let begun = Instant::now();
+    let (ok, said) = try_run_for(&mut command, limit);
+    let took = begun.elapsed();
+    println!("{name} in {}: {took:?}", dir.display());
+    let shown = dir.display();
+    assert!(ok, "{name} in {shown} after {took:?}: {said}\n{}", what_goes_on(&own));
+    took
 }
 
 /// Of a program that did not end in time: how many files it has, several times, and what its processes and ours wait for. So
@@ -287,6 +311,32 @@ fn git_hdf5_lammps_and_sqlite_leave_the_right_bytes_on_glusterfs(kind: Kind) {
     let gluster = Gluster::start(&place.dir("gluster"));
     let wanted = programs_on(&place, &gluster.path(), kind);
     same(&sums(&gluster.brick()), &wanted, "the server's own directory, and the mount");
+}
+
+/// Each of git's calls waits for GlusterFS some times, and for what a drain of its file is at; none waits for others' calls or for
+/// drains of other files. Where one does, git takes minutes.
+#[test]
+fn git_on_a_served_cache_over_glusterfs_ends_soon() {
+    let place = Place::new();
+    let gluster = Gluster::start(&place.dir("gluster"));
+    let [bare, pfs] = ["bare", "cached"].map(|name| gluster.path().join(name));
+    [&bare, &pfs].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let git = ("git", GIT_SHORT);
+    let itself = work_of(git, &place, &bare, GIT_SHORT_LIMIT);
+    let mnt = place.dir("mnt");
+    let server = Server::start(&place, &pfs);
+    forebay(&place, &["mount", "--buffer", NAME, "--server", &server.address], &mnt);
+    let cached = work_of(git, &place, &mnt, GIT_SHORT_LIMIT);
+    println!("git took {itself:?} on GlusterFS itself, {cached:?} on a served cache over it");
+    forebay(&place, &["wait", "--timeout", "20", "--json"], &mnt);
+    forebay(&place, &["umount"], &mnt);
+    for repository in ["repo", "clone"] {
+        let mut fsck = Command::new("git");
+        fsck.args(["-c", "safe.directory=*", "-C"]).arg(pfs.join("git").join(repository));
+        fsck.env("GIT_CONFIG_NOSYSTEM", "1").env("HOME", "/nonexistent");
+        let (ok, said) = try_run_for(fsck.args(["fsck", "--strict"]), LIMIT);
+        assert!(ok, "{repository} on the PFS: {said}");
+    }
 }
 
 #[test]

@@ -145,6 +145,65 @@ fn the_page_about_containers_runs_as_it_stands() {
     assert!(place.path().join("results.tar").metadata().unwrap().len() > 512);
 }
 
+// ---- what Apptainer mounts ------------------------------------------------------------------------------------
+
+/// Apptainer is in no archive of Debian's. What it asks of the file system is done by hand: an image in a file, which begins behind
+/// a header as in a SIF, is the lower layer; the upper one is a directory, or an ext4 in a file. Each is used by two containers,
+/// one after the other.
+const APPTAINER: &str = r#"
+    points=$(mktemp -d /tmp/appXXXX)
+    trap 'umount -l $points/* 2> /dev/null || true; rmdir $points/* $points' EXIT
+    mkdir -p image/bin image/etc layer $points/lower $points/image $points/merged
+    cp /bin/busybox image/bin; echo old > image/etc/conf; echo kept > image/etc/kept
+    for name in sh ls cat mkdir rm mv; do ln -s busybox image/bin/$name; done
+    mksquashfs image image.sqfs -quiet -no-progress -all-root > /dev/null
+    head -c 40960 /dev/zero | cat - image.sqfs > image.sif
+    mount -t squashfs -o loop,ro,offset=40960 image.sif $points/lower
+    truncate -s 64M layer.img; mkfs.ext4 -q layer.img; mount -o loop layer.img $points/image
+    contained() {
+        mkdir -p $1/upper $1/work
+        mount -t overlay overlay -o lowerdir=$points/lower,upperdir=$1/upper,workdir=$1/work $points/merged
+        chroot $points/merged /bin/sh -euc "$2"
+        umount $points/merged
+    }
+    for upper in $PWD/layer $points/image; do
+        contained $upper 'echo new > /etc/conf; rm /bin/cat; mkdir /data; echo 1 > /data/f; mv /data /moved; ls -1 /moved'
+        contained $upper 'read a < /etc/conf; read b < /etc/kept; echo $a $b; ls -1 / /moved /bin; rm -r /moved'
+    done
+    umount $points/image $points/lower
+    e2fsck -fn layer.img > /dev/null 2>&1
+    echo sound
+"#;
+
+fn what_apptainer_mounts_works_on(on: &Path) {
+    let theirs = in_memory();
+    let expected = said_in(reaping_shell(theirs.path()), APPTAINER, theirs.path());
+    assert!(expected.contains("new kept") && expected.ends_with("sound\n"), "{expected}");
+    let ours = on.join("apptainer");
+    fs::create_dir(&ours).unwrap();
+    assert_eq!(said_in(reaping_shell(on.parent().unwrap()), APPTAINER, &ours), expected);
+}
+
+#[test]
+fn what_apptainer_mounts_works_on_a_scratch_buffer() {
+    let buffer = Buffer::mount(forebay_tests::buffer::Kind::Tmpfs, 256 * MIB);
+    what_apptainer_mounts_works_on(&buffer.root());
+}
+
+#[test]
+fn what_apptainer_mounts_works_on_a_served_cache() {
+    let site = Site::mounted_as(site::Kind::Served, 256 * MIB, &["--drain", "end"]);
+    what_apptainer_mounts_works_on(&site.mnt(""));
+    site.must_be_durable();
+    run(Command::new("e2fsck").arg("-fn").arg(site.pfs("apptainer/layer.img")));
+}
+
+#[test]
+fn what_apptainer_mounts_works_over_two_servers() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp]);
+    what_apptainer_mounts_works_on(&served.root(1));
+}
+
 // ---- images in files ------------------------------------------------------------------------------------------
 
 const FILL: &str = "cp -r $DOCS docs; for i in $(seq 40); do head -c 70000 /dev/urandom > f$i; done; \

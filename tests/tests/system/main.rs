@@ -82,6 +82,7 @@ mod sim;
 mod slurm;
 mod staging;
 mod staging_faults;
+mod standstill;
 mod stood_on;
 mod trace;
 mod trace_buffer;

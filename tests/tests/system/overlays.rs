@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used)]
 
 use forebay_tests::buffer::Buffer;
-use forebay_tests::procs::{Cred, as_user, try_run};
+use forebay_tests::gluster::Gluster;
+use forebay_tests::procs::{Cred, as_user, run, try_run};
 use forebay_tests::served::{Options, Served, Store, Via};
 use forebay_tests::{on_both_kinds, on_every_kind, site, sys, until};
 use std::collections::BTreeMap;
@@ -575,13 +576,35 @@ fn an_overlay_on_a_scratch_buffer(buffer: &Buffer) {
     users_make_names_over_whiteouts(&buffer.root());
 }
 
-/// What an overlay leaves on a cache is on the PFS as such, and the next cache finds it there.
-fn whiteouts_are_on_the_pfs(site: &site::Site) {
+/// How a whiteout is left where a file was moved away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    /// By the rename itself.
+    AtOnce,
+    /// By mknod, as the PFS refuses it to the rename.
+    Afterwards,
+}
+
+fn make_whiteout(path: &Path) {
+    run(Command::new("mknod").arg(path).args(["c", "0", "0"]));
+}
+
+/// What an overlay leaves on a cache is on the PFS as such, also if what serves the cache is killed then, and the next cache
+/// finds it there.
+fn whiteouts_are_on_the_pfs(site: &site::Site, how: Left) {
     let opaque = "trusted.overlay.opaque";
     fs::create_dir_all(site.mnt("left/opaque")).unwrap();
     fs::write(site.mnt("left/gone"), b"moved").unwrap();
     let [old, new] = ["left/gone", "left/moved"].map(|name| site.mnt(name));
-    sys::rename2(sys::bytes(&old), sys::bytes(&new), libc::RENAME_WHITEOUT).unwrap();
+    let at_once = sys::rename2(sys::bytes(&old), sys::bytes(&new), libc::RENAME_WHITEOUT);
+    if how == Left::Afterwards {
+        assert_eq!(at_once, Err(sys::Errno(libc::EINVAL)));
+        assert_eq!(fs::read(&old).unwrap(), b"moved", "what is refused is not half done");
+        fs::rename(&old, &new).unwrap();
+        make_whiteout(&old);
+    } else {
+        at_once.unwrap();
+    }
     sys::setxattr(sys::bytes(&site.mnt("left/opaque")), opaque, b"y", 0).unwrap();
     let is_in = |top: &Path| {
         let gone = fs::symlink_metadata(top.join("left/gone")).unwrap();
@@ -589,6 +612,10 @@ fn whiteouts_are_on_the_pfs(site: &site::Site) {
         assert_eq!(fs::read(top.join("left/moved")).unwrap(), b"moved", "{}", top.display());
         assert_eq!(sys::getxattr(sys::bytes(&top.join("left/opaque")), opaque).unwrap(), b"y");
     };
+    is_in(&site.mnt(""));
+    // Nothing has drained, and the file is on record by its new name only.
+    site.kill();
+    site.mount();
     is_in(&site.mnt(""));
     site.must_be_durable();
     is_in(&site.pfs(""));
@@ -608,7 +635,60 @@ fn an_overlay_on_a_cache(kind: site::Kind) {
     works_on(&site.base.join("mnt"));
     users_make_names_over_whiteouts(&site.base.join("mnt"));
     users_have_overlays_of_their_own(&site.base.join("mnt"));
-    whiteouts_are_on_the_pfs(&site);
+    whiteouts_are_on_the_pfs(&site, Left::AtOnce);
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+}
+
+/// Size of the image that a PFS lies in; mkfs.xfs takes no less than 300 MiB.
+const IMAGE_BYTES: u64 = 320 << 20;
+
+/// A cache over a file system of its own, of this type.
+fn cache_over(file_system: &str) -> site::Site {
+    let site = site::Site::of(site::Kind::Served, 64 << 20, &["--drain", "end"]);
+    let image = site.base.join("pfs.img");
+    fs::File::create(&image).unwrap().set_len(IMAGE_BYTES).unwrap();
+    run(Command::new(format!("mkfs.{file_system}")).arg("-q").arg(&image));
+    run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(site.base.join("pfs")));
+    site.mount();
+    site
+}
+
+/// As on tmpfs, on the file systems that a PFS keeps its own data on.
+#[test]
+fn an_overlay_on_a_cache_over_ext4_and_xfs() {
+    for file_system in ["ext4", "xfs"] {
+        let site = cache_over(file_system);
+        agrees_with_tmpfs(&site.base.join("mnt"));
+        whiteouts_are_on_the_pfs(&site, Left::AtOnce);
+        let (ok, said) = site.umount(&[]);
+        assert!(ok, "{file_system}: {said}");
+    }
+}
+
+/// GlusterFS takes whiteouts, but not from a rename: so an upper directory cannot lie there, and layers with whiteouts can.
+#[test]
+fn layers_with_whiteouts_lie_on_a_cache_over_glusterfs() {
+    let place = tempfile::Builder::new().prefix("forebay-test-").tempdir_in("/dev/shm").unwrap();
+    let gluster = Gluster::start(&place.path().join("gluster"));
+    // The cache ends before its PFS does.
+    let site = site::Site::of(site::Kind::Served, 64 << 20, &["--drain", "end"]);
+    run(Command::new("mount").arg("--bind").arg(gluster.path()).arg(site.base.join("pfs")));
+    site.mount();
+    whiteouts_are_on_the_pfs(&site, Left::Afterwards);
+    let below = site.base.join("below");
+    fs::create_dir(&below).unwrap();
+    for name in ["hidden", "seen"] {
+        fs::write(below.join(name), name).unwrap();
+    }
+    fs::create_dir(site.mnt("layer")).unwrap();
+    make_whiteout(&site.mnt("layer/hidden"));
+    fs::write(site.mnt("layer/more"), "more").unwrap();
+    let upper = site.base.join("upper");
+    let lower = format!("{}:{}", site.mnt("layer").display(), below.display());
+    let overlay = Overlay::with(Path::new(&lower), &upper, site.base.join("merged"), "index=off");
+    overlay.shell("test ! -e hidden; test $(cat seen) = seen; test $(cat more) = more; rm more");
+    overlay.umount();
     let (ok, said) = site.umount(&[]);
     assert!(ok, "{said}");
 }

@@ -471,7 +471,9 @@ impl Publisher {
         let Beside { dir, dir_path, temporary, name } = *beside;
         let flags = RenameFlags::EXCHANGE;
         let now_is = at("tell the metadata server what it is");
-        let _alone = self.publishing.alone();
+        let Some(_alone) = self.publishing.alone() else {
+            return Err(failed(Errno::EAGAIN, "wait for those who look at names"));
+        };
         forebay_failpoint::step("the new file is about to get the name on the PFS");
         let exchange = || rfs::renameat_with(dir, temporary, dir, name, flags).map_err(errno);
         match as_writer(file, exchange) {

@@ -329,7 +329,7 @@ impl Conflicts {
 
     /// Nothing has the name: an empty file gets it, to be drained into.
     pub(crate) fn make_anew(&self, file: &Arc<CacheFile>, path: &[u8]) -> Result<()> {
-        let _alone = self.publishing.alone();
+        let _alone = self.publishing.alone().ok_or(Errno::EAGAIN)?;
         let (old, owner) = {
             let state = file.state.lock();
             (state.record.key, state.record.own_owner())

@@ -4,6 +4,7 @@
 use super::super::map::BLOCK_BYTES;
 use super::*;
 use forebay_failpoint::kill::{KILL_ONLY, at_each_point, points, run_killed};
+use forebay_proto::attr::FileKind;
 use std::io::Write;
 
 const CHILD_BASE: &str = "FOREBAY_TEST_CACHE_BASE";
@@ -360,6 +361,67 @@ fn a_kill_between_names_and_records_makes_no_conflict() {
             let path = if entry.is_dir() { entry.join("x") } else { entry };
             let text = std::fs::read_to_string(path).unwrap();
             assert!(text.starts_with("new content of "), "{killed:?} ({at}): {text}");
+        }
+        cache.crash();
+        killed
+    });
+}
+
+/// Files that are moved, to names that are there or not.
+const MOVED: [(&str, &str); 2] = [("a", "b"), ("c", "d")];
+
+/// The server that is killed while it moves dirty files and leaves whiteouts.
+#[test]
+fn child_leaving_whiteouts() {
+    let Ok(base) = std::env::var(CHILD_BASE) else { return };
+    let base = Path::new(&base);
+    let cache = open_at(base, CAPACITY, options(base));
+    let whiteout = forebay_proto::api::rename_flags::WHITEOUT;
+    for (from, to) in MOVED.map(|(from, to)| (from.as_bytes(), to.as_bytes())) {
+        cache.fs.rename(&Caller::root(), Ino::ROOT, from, Ino::ROOT, to, whiteout).unwrap();
+    }
+    cache.crash();
+}
+
+#[test]
+fn a_kill_in_a_rename_that_leaves_a_whiteout_leaves_the_file_or_both() {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let wanted = ["a dirty file has lost its name on the PFS", "a name is moved on the PFS"];
+    at_each_point(&wanted, |at, only| {
+        let rig = Rig::new(CAPACITY);
+        let cache = rig.open();
+        for name in ["a", "b", "c"] {
+            rig.put(name, b"old");
+            cache.write(name, 0, format!("new content of {name}").as_bytes());
+        }
+        cache.crash();
+        let base = rig.base.path().to_str().unwrap();
+        let variables = [(CHILD_BASE, base), (KILL_ONLY, only.unwrap_or_default())];
+        let killed = run_killed("tests::kill::child_leaving_whiteouts", &variables, at);
+        let when = format!("{killed:?} ({at})");
+        let cache = rig.open();
+        let state = cache.flush("/");
+        assert!(state.is_durable(), "{when}: {state:?}");
+        for (from, to) in MOVED {
+            let wanted = format!("new content of {from}").into_bytes();
+            let left = std::fs::symlink_metadata(rig.pfs(from)).unwrap();
+            let kind = cache.fs.getattr(cache.lookup(from).unwrap()).unwrap().kind();
+            let is_moved = left.file_type().is_char_device();
+            let at_now = if is_moved { to } else { from };
+            let expected = if is_moved { FileKind::CharDev } else { FileKind::File };
+            assert_eq!((kind, left.rdev()), (expected, 0), "{when}: {from}");
+            assert!(rig.read_pfs(at_now) == wanted, "{when}: {from} is not {at_now} on the PFS");
+            assert_eq!(cache.read(at_now).unwrap(), wanted, "{when}: {from} is not {at_now}");
+            match (to, is_moved) {
+                ("b", false) => assert_eq!(cache.read("b").unwrap(), b"new content of b", "{when}"),
+                (_, false) => assert_eq!(cache.lookup(to), Err(Errno::ENOENT), "{when}: {to}"),
+                (_, true) => {}
+            }
+        }
+        // A whiteout that was left is taken away as any name is.
+        if cache.lookup("d").is_ok() {
+            cache.fs.unlink(&Caller::root(), Ino::ROOT, b"c").unwrap();
+            assert!(std::fs::symlink_metadata(rig.pfs("c")).is_err(), "{when}");
         }
         cache.crash();
         killed

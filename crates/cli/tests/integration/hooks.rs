@@ -69,7 +69,7 @@ fn answered(call: &str, output: &Output) -> (bool, String) {
 }
 
 /// All calls that Slurm makes, and some that it does not: a word of the answer, and whether it is one of success.
-const CALLS: [(&str, &str, bool, &str); 29] = [
+const CALLS: [(&str, &str, bool, &str); 32] = [
     ("dw_wlm_cli", "--function pools", false, "connect to the server"),
     ("dw_wlm_cli", "--function show_instances", true, r#"{"instances":[]}"#),
     ("dw_wlm_cli", "--function show_sessions", true, r#"{"sessions":[]}"#),
@@ -113,6 +113,9 @@ const CALLS: [(&str, &str, bool, &str); 29] = [
     ("dw_wlm_cli", "", false, "--function NAME is missing"),
     ("dwstat", "pools", false, "do not answer"),
     ("dwstat", "sessions", true, "token"),
+    ("dwstat", "instances", true, "label"),
+    ("dwstat", "configurations", true, "activs"),
+    ("dwstat", "nodes", true, "mounted"),
     ("dwstat", "all", false, ""),
     ("dwstat", "nonsense", false, "is no table"),
 ];

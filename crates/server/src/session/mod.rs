@@ -495,8 +495,9 @@ impl Sessions {
         if late.is_zero() {
             return;
         }
-        let seconds = late.as_secs_f64();
-        tracing::warn!(seconds, "this process was held up; no session ends for that");
+        // It may have begun as soon as the wait did that ended late.
+        let (seconds, at_most) = (late.as_secs_f64(), (late + SWEEP).as_secs_f64());
+        tracing::warn!(seconds, at_most, "this process was held up; no session ends for that");
         let now = Instant::now();
         for session in self.table.lock().sessions.values() {
             session.was_not_read(late, now);

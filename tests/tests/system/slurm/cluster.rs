@@ -4,6 +4,7 @@
 use forebay_tests::buffer::binary;
 use forebay_tests::procs;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -356,6 +357,19 @@ impl Cluster {
             })
         };
         text.lines().filter(mine).map(str::to_string).collect()
+    }
+
+    /// How long the calls of each step took, by the hooks' log, in milliseconds; the shortest first.
+    pub fn step_times_ms(&self) -> BTreeMap<String, Vec<f64>> {
+        let mut all: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for line in self.calls(None) {
+            let Some(rest) = line.split("--function ").nth(1) else { continue };
+            let Some(Ok(took_ms)) = line.split(' ').nth(2).map(str::parse::<f64>) else { continue };
+            let step = rest.split([' ', ':']).next().unwrap_or_default();
+            all.entry(step.to_string()).or_default().push(took_ms);
+        }
+        all.values_mut().for_each(|times_ms| times_ms.sort_by(f64::total_cmp));
+        all
     }
 
     /// The steps of a job's buffer that were called, in order.

@@ -3,7 +3,9 @@
 use super::cluster::{Cluster, Plugin, repository};
 use forebay_tests::procs;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// Most milliseconds from the start of a job to its mounts, for each of its nodes.
 const MOUNT_LIMIT_MS: f64 = 1_000.0;
@@ -60,6 +62,17 @@ mpirun -n 2 --map-by node --bind-to none PROGRAM strided 16 2 ${DW_JOB_STRIPED%/
     assert!(shown.contains(&format!("JobID={job} ")) && shown.contains("64MiB"), "{shown}");
     let status = cluster.must("scontrol show bbstat sessions");
     assert!(status.contains("SLURM 65534"), "{status}");
+    let tables = cluster.must("scontrol show bbstat all");
+    let has = |some: &str, last: &str| {
+        tables.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.clone().any(|word| word == some) && words.next_back() == Some(last)
+        })
+    };
+    // Its instance, its configuration, which two nodes have mounted, and these.
+    for (some, last) in [("64.0", "false"), ("scratch", "2"), ("n1", "true"), ("n2", "true")] {
+        assert!(has(some, last), "{some}, {last}: {tables}");
+    }
     fs::write(cluster.pfs("go"), "").unwrap();
     assert_eq!(cluster.until_over(job), "COMPLETED", "{}{}", cluster.output(job), cluster.logs());
     let out = |name: &str| fs::read_to_string(cluster.pfs("out").join(name)).unwrap();
@@ -96,22 +109,62 @@ fn a_job_on_two_nodes_by_the_lua_plugin() {
     a_job_on_two_nodes(Plugin::Lua);
 }
 
-/// Two hundred short jobs, several at once.
-#[test]
-fn two_hundred_short_jobs_leave_nothing() {
+/// Most milliseconds of half of the calls of a step, while sixteen jobs on two nodes of one machine are at it.
+const MANY_LIMIT_MS: f64 = 5_000.0;
+
+/// Tells how many jobs ended in a minute, and how long each step took. No step that holds a job, its nodes or its space is slow.
+fn tell_times(cluster: &Cluster, jobs: usize, took: Duration) {
+    let each_minute = jobs as f64 * 60.0 / took.as_secs_f64();
+    let mut text = format!("{jobs} jobs in {took:.1?}: {each_minute:.1} a minute\n");
+    text += "step          calls     median       95 %    longest (ms)\n";
+    let all = cluster.step_times_ms();
+    for (step, times_ms) in &all {
+        let at = |percent: usize| times_ms[(times_ms.len() - 1) * percent / 100];
+        let (calls, median, most, longest) = (times_ms.len(), at(50), at(95), at(100));
+        text += &format!("{step:<12} {calls:>6} {median:>10.1} {most:>10.1} {longest:>10.1}\n");
+    }
+    println!("{text}");
+    // A test that passes shows nothing of what it prints.
+    let file = format!("slurm-times-{jobs}.txt");
+    fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(file), &text).unwrap();
+    for step in ["setup", "pre_run", "post_run", "teardown"] {
+        let times_ms = all.get(step).unwrap_or_else(|| panic!("{step} was not called: {text}"));
+        assert!(times_ms.len() >= jobs, "{step}: {text}");
+        let median_ms = times_ms[times_ms.len() / 2];
+        assert!(median_ms < MANY_LIMIT_MS, "{step}: {text}{}", cluster.logs());
+    }
+}
+
+/// So many short jobs, several at once. How long they take is in target/tmp/slurm-times-JOBS.txt then.
+fn short_jobs_leave_nothing(jobs: usize) {
     let cluster = Cluster::new(Plugin::Datawarp);
     let script = cluster.script(
         &["#DW jobdw type=scratch access_mode=striped capacity=16MiB pool=flash"],
         "echo x > ${DW_JOB_STRIPED}n && echo >> @PFS@/all",
     );
-    let job = cluster.submit(&script, "--array=1-200").unwrap();
+    let begun = Instant::now();
+    let job = cluster.submit(&script, &format!("--array=1-{jobs}")).unwrap();
     let all = || fs::read_to_string(cluster.pfs("all")).unwrap_or_default().len();
     // Each takes a place among sixteen for a second or two.
-    for seen in [50, 100, 150, 200] {
+    for quarter in 1..=4 {
+        let seen = jobs * quarter / 4;
         cluster.until(&format!("{seen} jobs of {job}"), || all() >= seen);
     }
     let empty = || fs::read_dir(cluster.base.join("site-state/sessions")).unwrap().next().is_none();
     cluster.until("the last is over", empty);
-    assert_eq!(all(), 200);
+    let took = begun.elapsed();
+    assert_eq!(all(), jobs);
+    tell_times(&cluster, jobs, took);
     cluster.assert_clean();
+}
+
+#[test]
+fn two_hundred_short_jobs_leave_nothing() {
+    short_jobs_leave_nothing(200);
+}
+
+/// More than there is room for at once.
+#[test]
+fn twenty_short_jobs_leave_nothing() {
+    short_jobs_leave_nothing(20);
 }
