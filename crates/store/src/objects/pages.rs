@@ -10,7 +10,7 @@
 //!   allowance ([`allowance`]): whoever writes a file in any order fills them soon, and only the first write to a
 //!   place decides on its page.
 //! * Beyond it, the mount has small pages: at once when a call that comes here makes the hole (a longer size, a
-//!   punched hole, an open of a file that has holes). When a write of the kernel made it: at that write, if the file had
+//!   punched hole, an open of a file that has holes). When a write of the kernel made it: at that write, if the file was new or had
 //!   not been written for [`ACTIVE`], since the kernel tells of it then ([`watch`]); else within [`LOOK_CLOSE`], by a thread
 //!   that runs before others ([`on_time`]). The kernel asks nobody before it takes a large page, so each place that is
 //!   written in that time costs one. What that was counts against the allowance; where it is used up, all
@@ -80,6 +80,8 @@ const SUSPECTS_MAX: usize = 64;
 const OPENED_MAX: usize = 64;
 /// Open files that the kernel tells the next write to.
 const WATCHED_MAX: usize = 256;
+/// Watches that begin within [`ACTIVE`]: each takes some 5 us and a look.
+const WATCHES_MAX: u32 = 8;
 /// A file counts as being written for so long after it grew or was opened; then it is watched.
 const ACTIVE: Duration = Duration::from_millis(20);
 /// Between two looks while a file is written: in this time a processor fills some 10 large pages.
@@ -144,7 +146,7 @@ struct Opened {
     active_at: Instant,
 }
 
-/// One that somebody has open and did not write lately.
+/// One that was not written lately, or never; dropped when nobody has it open any more.
 #[derive(Debug)]
 struct Watched {
     id: ObjectId,
@@ -159,13 +161,23 @@ struct State {
     allowance: Allowance,
     opened: VecDeque<Opened>,
     watched: Vec<Watched>,
+    /// That may still begin, and since when.
+    watches_left: u32,
+    watches_since: Option<Instant>,
     small: bool,
-    /// The thread waits for longer than [`LOOK_CLOSE`].
+    /// The thread waits, and no file was being written.
     resting: bool,
     stopping: bool,
 }
 
 impl State {
+    /// True if a file is written, or was opened just now.
+    fn is_active(&self) -> bool {
+        let is_active = |at: Instant| at.elapsed() < ACTIVE;
+        self.opened.iter().any(|file| is_active(file.active_at))
+            || self.suspects.iter().any(|suspect| is_active(suspect.active_at))
+    }
+
     /// A watched file was written, or is gone: it is looked at closely.
     fn heard(&mut self, watch: Watch) {
         let now = Instant::now();
@@ -197,11 +209,8 @@ impl Pages {
 
     /// Between two looks, of which the last took so long; `None`: until something is opened.
     fn pause(&self, state: &State, took: Duration) -> Option<Duration> {
-        let is_active = |at: Instant| at.elapsed() < ACTIVE;
         let looks_at_files = !state.suspects.is_empty() || !state.opened.is_empty();
-        if state.opened.iter().any(|file| is_active(file.active_at))
-            || state.suspects.iter().any(|suspect| is_active(suspect.active_at))
-        {
+        if state.is_active() {
             Some(LOOK_CLOSE.max((took * LOOK_SHARE).min(self.look_every())))
         } else if state.allowance.to_count().is_some() || (state.small && looks_at_files) {
             Some(LOOK_LEAST)
@@ -416,6 +425,10 @@ impl Objects {
 
     /// One look at all of them. Gives a file whose holes are to be counted ([`Self::empty_bytes`]).
     fn look_at_pages(&self, state: &mut State) -> Option<ObjectId> {
+        if state.watches_since.is_none_or(|since| since.elapsed() >= ACTIVE) {
+            state.watches_since = Some(Instant::now());
+            state.watches_left = WATCHES_MAX;
+        }
         for file in std::mem::take(&mut state.opened) {
             self.look_at_opened(state, file);
         }
@@ -459,29 +472,39 @@ impl Objects {
         if before.is_some_and(|before| before != bytes) {
             file.active_at = Instant::now();
         }
-        if file.active_at.elapsed() < ACTIVE {
-            state.opened.push_back(file);
-        } else if self.is_open_elsewhere(file.id).unwrap_or(false) {
+        // An empty one may get its first write anywhere.
+        let is_quiet = bytes == 0 || file.active_at.elapsed() >= ACTIVE;
+        if is_quiet && state.watches_left > 0 {
+            state.watches_left -= 1;
             self.watch_opened(state, file, bytes);
+        } else {
+            state.opened.push_back(file);
         }
     }
 
     /// The kernel tells the next write to a file, or else it is looked at.
     fn watch_opened(&self, state: &mut State, mut file: Opened, bytes: u64) {
-        if state.watched.len() < WATCHED_MAX
-            && let Some(watch) = self.watch(file.id)
-        {
-            // It may have been written just before.
-            let is_same = |stat: ObjectStat| allocated(&stat) == bytes && !has_hole(&stat);
-            if self.stat(file.id).is_ok_and(is_same) {
-                let (id, seen_open_at) = (file.id, Instant::now());
-                state.watched.push(Watched { id, bytes, watch, seen_open_at });
-                return;
+        let has_place = state.watched.len() < WATCHED_MAX;
+        let Some(watch) = has_place.then(|| self.watch(file.id)).flatten() else {
+            if file.active_at.elapsed() >= QUIET {
+                if !self.is_open_elsewhere(file.id).unwrap_or(false) {
+                    return;
+                }
+                file.active_at = Instant::now();
             }
-            self.pages.forget(watch);
-            file.active_at = Instant::now();
+            state.opened.push_back(file);
+            return;
+        };
+        // It may have been written just before.
+        let is_same = |stat: ObjectStat| allocated(&stat) == bytes && !has_hole(&stat);
+        if self.stat(file.id).is_ok_and(is_same) {
+            let (id, seen_open_at) = (file.id, Instant::now());
+            state.watched.push(Watched { id, bytes, watch, seen_open_at });
+            return;
         }
-        state.opened.push_back(file);
+        self.pages.forget(watch);
+        file.active_at = Instant::now();
+        self.look_at_opened(state, file);
     }
 
     fn watch(&self, id: ObjectId) -> Option<Watch> {
@@ -638,7 +661,7 @@ fn run(pages: &Pages, objects: &Weak<Objects>) {
     let mut state = pages.state.lock();
     while !state.stopping {
         let pause = pages.pause(&state, took);
-        state.resting = pause.is_none_or(|pause| pause > LOOK_CLOSE);
+        state.resting = !state.is_active();
         let written = MutexGuard::unlocked(&mut state, || bell.wait(pause));
         state.resting = false;
         let Some(objects) = objects.upgrade() else { return };
