@@ -212,7 +212,7 @@ fn holes_behind_the_end_cost_little_on_a_busy_machine() {
     let ended = AtomicBool::new(false);
     let is_busy = || !ended.load(Ordering::Relaxed) && start.elapsed() < Duration::from_secs(60);
     let processors = std::thread::available_parallelism().map_or(2, usize::from);
-    let took: u64 = std::thread::scope(|scope| {
+    let took = std::thread::scope(|scope| {
         for _ in 0..processors {
             scope.spawn(|| {
                 while is_busy() {
@@ -220,12 +220,12 @@ fn holes_behind_the_end_cost_little_on_a_busy_machine() {
                 }
             });
         }
-        let write = |file| {
+        let write = |file: u64| {
             // At once, and long after the one before: the thread that looks sleeps then.
             std::thread::sleep(Duration::from_millis(file % 2 * 1_500));
             write_sparse(&buffer, &format!("backwards.{file}"), 0, (0..2048).rev())
         };
-        let took = (0..FILES).map(write).sum();
+        let took: u64 = (0..FILES).map(write).sum();
         ended.store(true, Ordering::Relaxed);
         took
     });

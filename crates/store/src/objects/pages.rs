@@ -387,10 +387,8 @@ impl Objects {
             }
         } else if suspects.len() < SUSPECTS_MAX {
             opened.retain(|file| file.id != id);
-            let mut watch = None;
-            if let Some(at) = watched.iter().position(|file| file.id == id) {
-                watch = Some(watched.swap_remove(at).watch);
-            }
+            let at = watched.iter().position(|file| file.id == id);
+            let watch = at.map(|at| watched.swap_remove(at).watch);
             let from_bytes = bytes.saturating_sub(unseen_bytes);
             let verdict = match allowance.take(id, size_bytes - from_bytes, &mut is_gone) {
                 true => Verdict::Allowed { from_bytes },

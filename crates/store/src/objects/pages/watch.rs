@@ -66,7 +66,7 @@ impl Bell {
         if poll(&mut ends, limit.as_ref()).is_err() {
             std::thread::sleep(FAILED_PAUSE);
         }
-        let mut count = [0; 8];
+        let mut count = [0_u8; 8];
         let _calls = io::read(&self.calls, &mut count[..]);
         self.written()
     }
