@@ -370,7 +370,7 @@ impl Objects {
     /// A file has holes. It has got `unseen_bytes` since it had none, perhaps in large pages.
     fn suspect(&self, state: &mut State, id: ObjectId, stat: &ObjectStat, unseen_bytes: u64) {
         let (size_bytes, bytes) = (stat.size_bytes, allocated(stat));
-        let State { suspects, allowance, opened, watched, .. } = &mut *state;
+        let State { suspects, allowance, opened, watched, small, .. } = &mut *state;
         let mut is_gone = |other| self.stat(other).is_err();
         let now = Instant::now();
         if let Some(known) = suspects.iter_mut().find(|suspect| suspect.id == id) {
@@ -393,7 +393,9 @@ impl Objects {
             let verdict = match allowance.take(id, size_bytes - from_bytes, &mut is_gone) {
                 true => Verdict::Allowed { from_bytes },
                 false => {
-                    allowance.owe(id, unseen_bytes);
+                    if !*small {
+                        allowance.owe(id, unseen_bytes);
+                    }
                     Verdict::New
                 }
             };
