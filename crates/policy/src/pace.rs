@@ -9,6 +9,8 @@ pub const BURST: Duration = Duration::from_millis(50);
 pub const GIVE_WAY_TIMES: u32 = 4;
 /// Longest pause for one piece: a drain is slowed, never stopped.
 pub const GIVE_WAY_MAX: Duration = Duration::from_millis(100);
+/// An application that was silent for so long needs no processors.
+pub const SILENCE: Duration = Duration::from_millis(20);
 
 /// A limit of bytes per second.
 #[derive(Clone, Copy, Default, Debug)]
@@ -27,6 +29,34 @@ impl Pace {
     /// The rate is another one from now on: what was counted before does not matter.
     pub fn reset(&mut self) {
         self.next = None;
+    }
+}
+
+/// What can be seen of applications while a file drains.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Seen {
+    /// How long ago a request read or wrote, or a kernel gave a file back; `None`: never.
+    pub request_ago: Option<Duration>,
+    /// Kernels have files themselves: what they read is never seen, and what they write only by looking at the files.
+    pub kernels_have_files: bool,
+    /// Somebody waits for the file that drains.
+    pub is_waited_for: bool,
+}
+
+/// True if a drain gives way now. `kernel_wrote_ago` looks how long ago a kernel wrote a file itself, which is dear: it is
+/// called only where it decides.
+///
+/// Where a kernel has a file, an application may be busy with it unseen, and a drain that nobody waits for leaves it the
+/// processors. Who waits for a drain gives up his own time: then only what is seen counts.
+pub fn gives_way(seen: &Seen, kernel_wrote_ago: impl FnOnce() -> Option<Duration>) -> bool {
+    let is_recent = |ago: Option<Duration>| ago.is_some_and(|ago| ago < SILENCE);
+    if is_recent(seen.request_ago) {
+        return true;
+    }
+    match (seen.kernels_have_files, seen.is_waited_for) {
+        (false, _) => false,
+        (true, false) => true,
+        (true, true) => is_recent(kernel_wrote_ago()),
     }
 }
 
@@ -49,6 +79,28 @@ mod tests {
         // A slow PFS is pause enough.
         assert_eq!(pause_owed(ms(3), ms(40)), Duration::ZERO);
         assert_eq!(pause_owed(ms(500), ms(500)), GIVE_WAY_MAX);
+    }
+
+    #[test]
+    fn a_drain_that_is_waited_for_gives_way_only_to_what_is_seen() {
+        let ms = Duration::from_millis;
+        let never = || -> Option<Duration> { panic!("looked at the files for nothing") };
+        let mut seen = Seen::default();
+        assert!(!gives_way(&seen, never), "nobody is there");
+        seen.request_ago = Some(SILENCE);
+        assert!(!gives_way(&seen, never), "silent for long enough");
+        seen.request_ago = Some(SILENCE - ms(1));
+        assert!(gives_way(&seen, never), "requests come");
+        // A file that a kernel has is perhaps being read or written.
+        let mut open = Seen { kernels_have_files: true, ..Seen::default() };
+        assert!(gives_way(&open, never));
+        // Somebody waits: that it is open is no reason.
+        open.is_waited_for = true;
+        assert!(!gives_way(&open, || None));
+        assert!(!gives_way(&open, || Some(SILENCE)));
+        assert!(gives_way(&open, || Some(ms(3))), "a kernel writes");
+        open.request_ago = Some(ms(0));
+        assert!(gives_way(&open, never), "so do requests");
     }
 
     #[test]

@@ -22,6 +22,8 @@ struct Listed<V> {
     since: Moment,
     busy: bool,
     asked: bool,
+    /// A worker has it because it was asked for.
+    asked_now: bool,
 }
 
 /// Dirty files by their key `K`, with what the caller knows each by.
@@ -59,7 +61,8 @@ impl<K: Copy + Ord + Hash, V: Clone> DrainQueue<K, V> {
     /// A file has become dirty.
     pub fn add(&mut self, key: K, file: V, due: Moment, since: Moment) {
         self.remove(key);
-        self.files.insert(key, Listed { file, due, since, busy: false, asked: false });
+        self.files
+            .insert(key, Listed { file, due, since, busy: false, asked: false, asked_now: false });
         self.by_due.insert((due, key));
     }
 
@@ -93,6 +96,11 @@ impl<K: Copy + Ord + Hash, V: Clone> DrainQueue<K, V> {
             listed.asked = true;
         }
         self.set_due(key, now);
+    }
+
+    /// True if it was asked for and is not drained yet, or is just being drained.
+    pub fn is_asked(&self, key: K) -> bool {
+        self.files.get(&key).is_some_and(|listed| listed.asked || listed.asked_now)
     }
 
     /// How many are listed.
@@ -131,6 +139,7 @@ impl<K: Copy + Ord + Hash, V: Clone> DrainQueue<K, V> {
             listed.busy = true;
             // Asked for again while it is drained, it is drained again.
             let asked = std::mem::take(&mut listed.asked);
+            listed.asked_now = asked;
             return Next::File { file: listed.file.clone(), asked, since: listed.since };
         }
         if look.is_some_and(|look| look <= now) {
@@ -160,6 +169,7 @@ impl<K: Copy + Ord + Hash, V: Clone> DrainQueue<K, V> {
         let mut due = due;
         if let Some(listed) = self.files.get_mut(&key) {
             listed.busy = false;
+            listed.asked_now = false;
             if listed.asked {
                 due = due.min(now);
             }
@@ -194,6 +204,24 @@ mod tests {
         assert!(queue.remove(2) && !queue.remove(2));
         queue.put_back(2, AT(41), true, AT(41));
         assert_eq!(queue.len(), 1, "what is gone does not come back");
+    }
+
+    #[test]
+    fn a_file_counts_as_asked_for_until_a_worker_is_done_with_it() {
+        let mut queue = DrainQueue::default();
+        queue.add(1, (), AT(0), AT(0));
+        assert!(!queue.is_asked(1) && !queue.is_asked(2));
+        assert!(matches!(queue.next(AT(1), None), Next::File { asked: false, .. }));
+        assert!(!queue.is_asked(1));
+        // Somebody begins to wait while it drains.
+        queue.ask(1, AT(2));
+        assert!(queue.is_asked(1));
+        queue.put_back(1, AT(900), false, AT(3));
+        assert!(queue.is_asked(1), "it comes again");
+        assert!(matches!(queue.next(AT(4), None), Next::File { asked: true, .. }));
+        assert!(queue.is_asked(1), "a worker has it");
+        queue.put_back(1, AT(900), false, AT(5));
+        assert!(!queue.is_asked(1));
     }
 
     #[test]

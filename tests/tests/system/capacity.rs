@@ -4,6 +4,7 @@
 
 use forebay_tests::buffer::{Buffer, IMAGE_MIN, Kind, is_raw};
 use forebay_tests::sys::{self, Errno, StatFs};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// One test per kind of store, on a small buffer.
@@ -173,10 +174,6 @@ fn write_sparse(buffer: &Buffer, name: &str, size: u64, order: impl Iterator<Ite
     sys::ftruncate(&fd, size).unwrap();
     for (count, at) in order.enumerate() {
         assert_eq!(sys::pwrite(&fd, at << 20, b"x"), Ok(1), "{name}: byte {count} at {at} MiB");
-        if count == 4 && size == 0 {
-            // A hole that a write of the kernel makes is seen a moment later.
-            std::thread::sleep(Duration::from_millis(300));
-        }
     }
     before.saturating_sub(space(buffer).free)
 }
@@ -200,6 +197,66 @@ fn sparse_files_cost_what_is_written() {
     assert!(took <= 64 << 20, "backwards: {took} bytes for 2,048 pages");
     let grain = sys::open(large.path("ahead"), libc::O_RDONLY, 0).unwrap();
     assert_eq!(sys::lseek(&grain, 4096, libc::SEEK_DATA), Ok(1 << 20), "holes are told exactly");
+}
+
+/// Programs write from far behind the end, while others take all processors. The kernel takes a large page for each place until
+/// the hole is noticed, which nobody may wait for: that of all files together is little, whenever they are written.
+#[test]
+fn holes_behind_the_end_cost_little_on_a_busy_machine() {
+    if is_raw() {
+        return;
+    }
+    const FILES: u64 = 8;
+    let buffer = Buffer::mount(Kind::Tmpfs, 1 << 30);
+    let start = Instant::now();
+    let ended = AtomicBool::new(false);
+    let is_busy = || !ended.load(Ordering::Relaxed) && start.elapsed() < Duration::from_secs(60);
+    let processors = std::thread::available_parallelism().map_or(2, usize::from);
+    let took = std::thread::scope(|scope| {
+        for _ in 0..processors {
+            scope.spawn(|| {
+                while is_busy() {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let write = |file: u64| {
+            // At once, and long after the one before: the thread that looks sleeps then.
+            std::thread::sleep(Duration::from_millis(file % 2 * 1_500));
+            write_sparse(&buffer, &format!("backwards.{file}"), 0, (0..2048).rev())
+        };
+        let took: u64 = (0..FILES).map(write).sum();
+        ended.store(true, Ordering::Relaxed);
+        took
+    });
+    // Written, what large pages may cost for holes, and as much again for one hole that is noticed late.
+    let most = FILES * (9 << 20) + 2 * (buffer.capacity() / 16);
+    assert!(took <= most, "{took} bytes for {FILES} files of 8 MiB");
+}
+
+/// A file that lies open, and then gets a byte far behind its end.
+#[test]
+fn a_hole_in_a_file_that_was_quiet_is_noticed_at_once() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 1 << 30);
+    let fd = sys::open(buffer.path("quiet"), libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+    assert_eq!(sys::pwrite(&fd, 0, b"x"), Ok(1));
+    // Other files come and go meanwhile, more than are looked at.
+    std::thread::sleep(Duration::from_millis(300));
+    for file in 0..500 {
+        std::fs::write(buffer.path(format!("other.{file}")), b"x").unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(has_large_pages(&buffer));
+    let before = space(&buffer).free;
+    for at in (1..2048).rev() {
+        assert_eq!(sys::pwrite(&fd, at << 20, b"x"), Ok(1), "at {at} MiB");
+    }
+    assert!(!has_large_pages(&buffer), "somebody writes into a hole");
+    let took = before.saturating_sub(space(&buffer).free);
+    assert!(took <= 64 << 20, "{took} bytes for 2,047 pages");
 }
 
 #[test]

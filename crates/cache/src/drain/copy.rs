@@ -161,7 +161,7 @@ impl Copier {
                 on_way.push_back(Sent { offset, length, written: written.blocks.len() });
                 self.take_in(target, &mut on_way, &mut written, memory)?;
             }
-            turn.give_way(&self.foreground);
+            turn.give_way(&self.foreground, file.ino);
         }
         Ok(written)
     }
@@ -290,9 +290,10 @@ impl Copier {
             .map_err(|e| failed(e, "write the map on flash"))
     }
 
-    /// Reads written blocks back from the PFS.
+    /// Reads written blocks of a file back from the PFS.
     pub(crate) fn verify_blocks(
         &self,
+        file: &CacheFile,
         target: &File,
         written: &Written,
         memory: &mut Memory,
@@ -316,7 +317,7 @@ impl Copier {
         for piece in written.blocks[written.verified..].chunks((PIECE_BYTES / BLOCK_BYTES) as usize)
         {
             compare(&reader, piece, memory)?;
-            turn.give_way(&self.foreground);
+            turn.give_way(&self.foreground, file.ino);
         }
         Ok(how)
     }

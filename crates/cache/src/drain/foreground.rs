@@ -4,7 +4,9 @@
 //! turn at flash; waiting for a slow PFS takes nothing. So each worker counts its own processor time,
 //! and while the application is active it pauses for several times as long, less what it
 //! waited anyway ([`pause_owed`]). Bounded: a drain is slowed but
-//! never stopped; where writers wait for room there is no pause.
+//! never stopped; where writers wait for room there is no pause. What a kernel that has a file itself does with it is
+//! not seen, so a drain gives way while one has; one that somebody waits for gives way only to what is seen
+//! ([`gives_way`]): requests, and files whose times say that they are being written.
 
 use super::super::counters::Counters;
 use super::super::file::{CacheFile, DrainedOpen};
@@ -12,18 +14,18 @@ use super::super::flash::Flash;
 use super::super::parts::Parts;
 use super::super::pfs::nanoseconds;
 use super::DrainList;
-use forebay_policy::pace::pause_owed;
-use forebay_proto::Timestamp;
+use forebay_policy::pace::{Seen, gives_way, pause_owed};
+use forebay_proto::{Ino, Timestamp};
 use forebay_store::objects::ObjectStat;
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A pause ends early when the application has been silent for so long.
-const SILENCE: Duration = Duration::from_millis(20);
-/// How often it is looked.
+/// A pause ends early when nobody is active any more: how often it is looked.
 const LOOK: Duration = Duration::from_millis(4);
-
+/// Looks at open files take at most one part in so many of a worker's time.
+const LOOK_SHARE: u32 = 20;
 /// Open files that are looked at to see whether kernels write.
 const KERNEL_FILES_SEEN_MAX: usize = 32;
 /// Times of writes so far in the future are of a clock that was set back since, in nanoseconds.
@@ -47,11 +49,12 @@ impl Turn {
         Turn { began: Instant::now(), cpu: used() }
     }
 
-    /// Called between pieces, with no lock held that the application could wait for.
-    pub fn give_way(&mut self, foreground: &Foreground) {
+    /// Called between pieces of a file, with no lock held that the application could wait for.
+    pub fn give_way(&mut self, foreground: &Foreground, ino: Ino) {
         let pause = pause_owed(used().saturating_sub(self.cpu), self.began.elapsed());
         let until = Instant::now() + pause;
-        while foreground.is_active()
+        while !pause.is_zero()
+            && foreground.is_active(ino)
             && !foreground.drain_list.is_pressed()
             && !foreground.drain_list.is_stopping()
         {
@@ -65,11 +68,19 @@ impl Turn {
     }
 }
 
+/// What the last look at the files that kernels have open has shown.
+#[derive(Default)]
+struct KernelWrites {
+    look_again: Option<Instant>,
+    ago: Option<Duration>,
+}
+
 /// What applications do with a cache meanwhile, as far as it can be seen.
 pub(crate) struct Foreground {
     flash: Arc<Flash>,
     counters: Arc<Counters>,
     drain_list: Arc<DrainList>,
+    kernel_writes: Mutex<KernelWrites>,
 }
 
 impl Foreground {
@@ -78,6 +89,7 @@ impl Foreground {
             flash: parts.flash.clone(),
             counters: parts.counters.clone(),
             drain_list: parts.drain_list.clone(),
+            kernel_writes: Mutex::default(),
         }
     }
 }
@@ -85,7 +97,12 @@ impl Foreground {
 impl Foreground {
     /// When the application wrote last, as far as it can be seen.
     pub(crate) fn last_foreground_write(&self) -> Option<Instant> {
-        let mut last = self.counters.last_write();
+        self.counters.last_write().max(self.last_kernel_write())
+    }
+
+    /// When a kernel wrote a file itself last, by the objects of open ones.
+    fn last_kernel_write(&self) -> Option<Instant> {
+        let mut last: Option<Instant> = None;
         let listed = self.drain_list.files();
         let open = listed.iter().filter(|file| file.state.lock().locals > 0);
         for file in open.take(KERNEL_FILES_SEEN_MAX) {
@@ -105,11 +122,29 @@ impl Foreground {
         age_of(&self.flash.stat(file.ino).ok()?)
     }
 
-    /// True if an application reads or writes, or could without being seen: a kernel that has a
-    /// file itself makes no requests.
-    fn is_active(&self) -> bool {
-        let recent = self.counters.last_use().is_some_and(|at| at.elapsed() < SILENCE);
-        recent || self.counters.kernel_opens() > 0
+    /// How long ago a kernel wrote a file itself, when that was looked at last: all workers look together.
+    fn kernel_wrote_ago(&self) -> Option<Duration> {
+        if self.counters.kernel_writes() == 0 {
+            return None;
+        }
+        let mut seen = self.kernel_writes.lock();
+        let now = Instant::now();
+        if seen.look_again.is_none_or(|then| then <= now) {
+            seen.ago = self.last_kernel_write().map(|at| at.elapsed());
+            // Many listed files take long to go through.
+            seen.look_again = Some(Instant::now() + LOOK.max(now.elapsed() * LOOK_SHARE));
+        }
+        seen.ago
+    }
+
+    /// True if the drain of a file gives way to an application that reads or writes, or could without being seen.
+    pub(crate) fn is_active(&self, ino: Ino) -> bool {
+        let seen = Seen {
+            request_ago: self.counters.last_use().map(|at| at.elapsed()),
+            kernels_have_files: self.counters.kernel_opens() > 0,
+            is_waited_for: self.drain_list.is_asked(ino),
+        };
+        gives_way(&seen, || self.kernel_wrote_ago())
     }
 }
 

@@ -188,6 +188,11 @@ impl DrainList {
         self.wake.notify_all();
     }
 
+    /// True if somebody asked for a file that is not drained yet, or is just being drained.
+    fn is_asked(&self, ino: Ino) -> bool {
+        self.list.lock().queue.is_asked(ino)
+    }
+
     /// How many files are listed.
     pub fn count(&self) -> u64 {
         self.list.lock().queue.len() as u64

@@ -249,7 +249,7 @@ impl Publisher {
                 self.set_times(file, &target, job, None)?;
             }
             self.targets.sync_target(&target)?;
-            self.copier.verify_blocks(&target, &written, memory)
+            self.copier.verify_blocks(file, &target, &written, memory)
         })();
         let stat = self.pfs.stat_fd(target.as_fd());
         match (written, stat) {
@@ -388,7 +388,7 @@ impl Publisher {
         self.set_times(file, target, job, accessed)?;
         forebay_failpoint::step("dirty data is on the PFS");
         self.targets.sync_target(target)?;
-        let how = self.copier.verify_blocks(target, &written, memory)?;
+        let how = self.copier.verify_blocks(file, target, &written, memory)?;
         // What has the name after a power cut must be known as ours.
         self.sync_record()?;
         Ok(Some(how))

@@ -186,7 +186,7 @@ impl Settler {
             }
             block += 1;
             if block % ENTRIES_AT_ONCE as u64 == 0 {
-                turn.give_way(&self.foreground);
+                turn.give_way(&self.foreground, file.ino);
             }
         }
         Ok(runs)

@@ -271,6 +271,37 @@ fn a_sparse_file_that_drains_while_it_is_open_stays_sparse_on_the_pfs() {
     cache.crash();
 }
 
+/// That a program has a file open, and does nothing with it, slows no drain that somebody waits for.
+#[test]
+fn a_drain_that_is_waited_for_does_not_give_way_to_files_that_are_merely_open() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, true).unwrap();
+    assert!(handle.local.is_some());
+    let file = cache.fs.parts.nodes.get(handle.ino).unwrap().file.unwrap();
+    let gives_way = || cache.fs.drains.foreground.is_active(file.ino);
+    // Somebody who waits would else have it drained at once.
+    cache.fs.parts.drain_list.hold(true);
+    handle.write(0, b"data").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(gives_way(), "what the kernel does with it is not seen");
+    cache.fs.flush(&Running::root(), b"/").unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while gives_way() {
+        assert!(Instant::now() < until, "gives way to a file that nobody writes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    while !gives_way() {
+        assert!(Instant::now() < until, "does not give way to who writes");
+        handle.write(0, b"more").unwrap();
+    }
+    cache.fs.parts.drain_list.hold(false);
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(rig.read_pfs("f"), b"more");
+    cache.crash();
+}
+
 #[test]
 fn a_file_that_a_kernel_gets_is_whole_however_much_is_evicted_meanwhile() {
     let rig = Rig::new(64 * MIB);

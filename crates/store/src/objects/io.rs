@@ -143,7 +143,7 @@ impl Objects {
     /// Writes; a short count only when space ran out in between.
     pub fn write(&self, id: ObjectId, offset: u64, data: &[u8], mode: WriteMode) -> Result<usize> {
         let file = self.shared(id)?;
-        self.may_be_written(id);
+        self.may_be_written(id, None);
         let written = self.with_space(id.ino, &file, |objects| {
             let Some(acc) = objects.accounting() else {
                 return Ok((write_all(&file, offset, data, mode.append)?, 0));

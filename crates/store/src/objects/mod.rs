@@ -286,7 +286,7 @@ impl Objects {
     pub fn create(&self, id: ObjectId) -> Result<File> {
         let file = self.open_flags(id, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         self.note_dir_change(id.ino);
-        self.may_be_written(id);
+        self.may_be_written(id, Some(0));
         Ok(file)
     }
 
@@ -295,7 +295,7 @@ impl Objects {
         let flags = OFlags::from_bits_retain(open_flags & OPEN_FOR);
         let file = self.open_flags(id, flags | OFlags::CREATE | OFlags::EXCL)?;
         self.note_dir_change(id.ino);
-        self.may_be_written(id);
+        self.may_be_written(id, Some(0));
         Ok(file)
     }
 

@@ -10,8 +10,11 @@
 //!   allowance ([`allowance`]): whoever writes a file in any order fills them soon, and only the first write to a
 //!   place decides on its page.
 //! * Beyond it, the mount has small pages: at once when a call that comes here makes the hole (a longer size, a
-//!   punched hole, an open of a file that has holes), and within [`Pages::look_every`] when a write of the kernel
-//!   made it.
+//!   punched hole, an open of a file that has holes). When a write of the kernel made it: at that write, if the file was new or had
+//!   not been written for [`ACTIVE`], since the kernel tells of it then ([`watch`]); else within [`LOOK_CLOSE`], by a thread
+//!   that runs before others ([`on_time`]). The kernel asks nobody before it takes a large page, so each place that is
+//!   written in that time costs one. What that was counts against the allowance; where it is used up, all
+//!   pages are small until something of it came back.
 //! * It is switched back when nobody has written to such a file for [`QUIET`], or what was written there is dense.
 //!   Then large pages have a bound in bytes ([`PASS_SHARE`]), after which [`PROBE_BYTES`] of small ones show again
 //!   whether it still is: in small pages, and only there, SEEK_HOLE tells what was written.
@@ -26,20 +29,30 @@
 //! stay as they are. Called by `namespace` and, when a buffer is opened, by `server`, through [`Objects`].
 
 mod allowance;
+mod on_time;
+mod watch;
 
-use super::{Objects, err};
+use super::{ObjectName, ObjectStat, Objects, err};
 use allowance::Allowance;
 use forebay_proto::{ObjectId, Result};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use on_time::{at_leisure, be_on_time};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{self as rfs, SeekFrom};
 use rustix::mount::{MountFlags, mount_remount};
 use std::collections::VecDeque;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use watch::{Bell, Watch};
 
+/// Mount options. With `advise` writes get small pages, as with `never`; but a file that is made under `never` is written in
+/// small ones for ever.
+const LARGE: &CStr = c"huge=within_size";
+const SMALL: &CStr = c"huge=advise";
+const ALWAYS_SMALL: &CStr = c"huge=never";
 /// A large page.
 const LARGE_BYTES: u64 = 2 << 20;
 /// The smallest hole that counts: one that a large page fits in.
@@ -65,8 +78,16 @@ const RUNS_MAX: usize = 4096;
 /// Files that are looked at: with holes, and among those opened last.
 const SUSPECTS_MAX: usize = 64;
 const OPENED_MAX: usize = 64;
-/// Between two looks while a file with holes is written.
-const LOOK_CLOSE: Duration = Duration::from_millis(2);
+/// Open files that the kernel tells the next write to.
+const WATCHED_MAX: usize = 256;
+/// Watches that begin within [`ACTIVE`]: each takes some 5 us and a look.
+const WATCHES_MAX: u32 = 8;
+/// A file counts as being written for so long after it grew or was opened; then it is watched.
+const ACTIVE: Duration = Duration::from_millis(20);
+/// Between two looks while a file is written: in this time a processor fills some 10 large pages.
+const LOOK_CLOSE: Duration = Duration::from_millis(1);
+/// Looks take at most one part in so many of a processor's time.
+const LOOK_SHARE: u32 = 100;
 /// Else by the capacity: in this time a writer takes an eighth of it, at 10 GB/s.
 const FILL_BYTES_PER_MS: u64 = 8 * 10_000_000;
 const LOOK_LEAST: Duration = Duration::from_millis(10);
@@ -99,6 +120,9 @@ struct Suspect {
     id: ObjectId,
     bytes: u64,
     grown_at: Instant,
+    /// When it grew last, or was written at all after a quiet time.
+    active_at: Instant,
+    watch: Option<Watch>,
     verdict: Verdict,
     /// What it may have in large pages the next time that it is dense.
     pass_bytes: u64,
@@ -113,14 +137,58 @@ impl Suspect {
     }
 }
 
+/// A file that is written, or was opened for that just now, without holes when it was looked at last.
+#[derive(Debug)]
+struct Opened {
+    id: ObjectId,
+    /// What it had then; `None` if that is not known.
+    bytes: Option<u64>,
+    active_at: Instant,
+}
+
+/// One that was not written lately, or never; dropped when nobody has it open any more.
+#[derive(Debug)]
+struct Watched {
+    id: ObjectId,
+    bytes: u64,
+    watch: Watch,
+    seen_open_at: Instant,
+}
+
 #[derive(Default)]
 struct State {
     suspects: Vec<Suspect>,
     allowance: Allowance,
-    /// Opened for writing lately, without holes when they were looked at last.
-    opened: VecDeque<(ObjectId, Instant)>,
+    opened: VecDeque<Opened>,
+    watched: Vec<Watched>,
+    /// That may still begin, and since when.
+    watches_left: u32,
+    watches_since: Option<Instant>,
     small: bool,
+    /// The thread waits, and no file was being written.
+    resting: bool,
     stopping: bool,
+}
+
+impl State {
+    /// True if a file is written, or was opened just now.
+    fn is_active(&self) -> bool {
+        let is_active = |at: Instant| at.elapsed() < ACTIVE;
+        self.opened.iter().any(|file| is_active(file.active_at))
+            || self.suspects.iter().any(|suspect| is_active(suspect.active_at))
+    }
+
+    /// A watched file was written, or is gone: it is looked at closely.
+    fn heard(&mut self, watch: Watch) {
+        let now = Instant::now();
+        if let Some(at) = self.watched.iter().position(|file| file.watch == watch) {
+            let Watched { id, bytes, .. } = self.watched.swap_remove(at);
+            self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now });
+        } else if let Some(suspect) = self.suspects.iter_mut().find(|s| s.watch == Some(watch)) {
+            suspect.watch = None;
+            suspect.active_at = now;
+        }
+    }
 }
 
 /// The choice for one store.
@@ -129,7 +197,7 @@ pub(super) struct Pages {
     on: AtomicBool,
     capacity_bytes: AtomicU64,
     state: Mutex<State>,
-    wake: Condvar,
+    bell: OnceLock<Bell>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -139,17 +207,43 @@ impl Pages {
         Duration::from_millis(ms).clamp(LOOK_LEAST, LOOK_MOST)
     }
 
-    /// Between two looks; `None`: until something is opened.
-    fn pause(&self, state: &State) -> Option<Duration> {
-        let is_judged =
-            |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
-        match state.suspects.iter().any(is_judged) {
-            true => Some(LOOK_CLOSE),
-            false if state.allowance.to_count().is_some() => Some(LOOK_LEAST),
-            false if state.suspects.is_empty() && state.opened.is_empty() => None,
-            false => Some(self.look_every()),
+    /// Between two looks, of which the last took so long; `None`: until something is opened.
+    fn pause(&self, state: &State, took: Duration) -> Option<Duration> {
+        let looks_at_files = !state.suspects.is_empty() || !state.opened.is_empty();
+        if state.is_active() {
+            Some(LOOK_CLOSE.max((took * LOOK_SHARE).min(self.look_every())))
+        } else if state.allowance.to_count().is_some() || (state.small && looks_at_files) {
+            Some(LOOK_LEAST)
+        } else if looks_at_files {
+            Some(self.look_every())
+        } else if state.small {
+            // Until a file is gone that took more than the allowance has.
+            Some(LOOK_MOST)
+        } else {
+            (!state.watched.is_empty()).then_some(QUIET)
         }
     }
+
+    fn ring(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
+    }
+
+    fn forget(&self, watch: Watch) {
+        if let Some(bell) = self.bell.get() {
+            bell.forget(watch);
+        }
+    }
+}
+
+/// Bytes that an object has.
+fn allocated(stat: &ObjectStat) -> u64 {
+    stat.blocks_512 * 512
+}
+
+fn has_hole(stat: &ObjectStat) -> bool {
+    stat.size_bytes >= allocated(stat).saturating_add(HOLE_BYTES)
 }
 
 impl Objects {
@@ -162,8 +256,10 @@ impl Objects {
         self.pages.state.lock().allowance = Allowance::new(capacity_bytes / PASS_SHARE);
         let objects = Arc::downgrade(self);
         let pages = self.pages.clone();
-        let thread =
-            std::thread::Builder::new().name("pages".into()).spawn(move || run(&pages, &objects));
+        let thread = Bell::new().map_err(std::io::Error::from).and_then(|bell| {
+            let _first = self.pages.bell.set(bell);
+            std::thread::Builder::new().name("pages".into()).spawn(move || run(&pages, &objects))
+        });
         match thread {
             Ok(thread) => {
                 *self.pages.thread.lock() = Some(thread);
@@ -171,7 +267,7 @@ impl Objects {
             }
             Err(error) => {
                 tracing::warn!(%error, "no thread for the choice of pages: they are small");
-                self.say(self.mount_pages(false));
+                self.say(self.mount_pages(SMALL));
             }
         }
     }
@@ -181,7 +277,7 @@ impl Objects {
     pub fn fix_pages(&self, capacity_bytes: u64) -> bool {
         let large = capacity_bytes >= LARGE_FROM_BYTES;
         // The last server may have been killed with small ones.
-        if let Err(errno) = self.mount_pages(large) {
+        if let Err(errno) = self.mount_pages(if large { LARGE } else { ALWAYS_SMALL }) {
             tracing::info!(%errno, "no choice of pages for the store: it keeps those that it has");
             return false;
         }
@@ -192,7 +288,7 @@ impl Objects {
     pub fn leave_pages(&self) {
         self.pages.on.store(false, Ordering::Release);
         self.pages.state.lock().stopping = true;
-        self.pages.wake.notify_all();
+        self.pages.ring();
         if let Some(thread) = self.pages.thread.lock().take()
             && thread.join().is_err()
         {
@@ -200,8 +296,7 @@ impl Objects {
         }
     }
 
-    fn mount_pages(&self, large: bool) -> Result<()> {
-        let option: &CStr = if large { c"huge=within_size" } else { c"huge=never" };
+    fn mount_pages(&self, option: &CStr) -> Result<()> {
         mount_remount(&self.path, MountFlags::NOSUID | MountFlags::NODEV, option).map_err(err)
     }
 
@@ -211,52 +306,75 @@ impl Objects {
         }
     }
 
-    /// A file was opened or made that may be written to: holes of it are seen.
-    pub fn may_be_written(&self, id: ObjectId) {
+    /// A file is written or made, or opened for that, without holes: those that it gets are seen. What it has, if that is known.
+    pub(super) fn may_be_written(&self, id: ObjectId, bytes: Option<u64>) {
         if !self.pages.on.load(Ordering::Acquire) {
             return;
         }
         let mut state = self.pages.state.lock();
-        if state.suspects.iter().any(|suspect| suspect.id == id) {
+        if state.suspects.iter().any(|suspect| suspect.id == id)
+            || state.watched.iter().any(|file| file.id == id)
+        {
             return;
         }
-        let idle = state.opened.is_empty() && state.suspects.is_empty();
-        state.opened.retain(|(opened, _)| *opened != id);
-        if state.opened.len() >= OPENED_MAX {
-            state.opened.pop_front();
+        let now = Instant::now();
+        if let Some(known) = state.opened.iter_mut().find(|file| file.id == id) {
+            known.active_at = now;
+        } else {
+            if state.opened.len() >= OPENED_MAX {
+                state.opened.pop_front();
+            }
+            state.opened.push_back(Opened { id, bytes, active_at: now });
         }
-        state.opened.push_back((id, Instant::now()));
-        if idle {
-            self.pages.wake.notify_one();
+        self.wake(&mut state);
+    }
+
+    /// The thread looks soon.
+    fn wake(&self, state: &mut State) {
+        if std::mem::take(&mut state.resting) {
+            self.pages.ring();
         }
     }
 
     /// A file is opened to be written, with the holes that it may have.
     pub fn opened_to_write(&self, id: ObjectId) {
-        self.may_be_written(id);
-        self.may_have_holes(id);
+        if !self.pages.on.load(Ordering::Acquire) {
+            return;
+        }
+        match self.stat(id) {
+            Ok(stat) if has_hole(&stat) => self.has_holes(id, &stat),
+            Ok(stat) => self.may_be_written(id, Some(allocated(&stat))),
+            // Who opens it is told.
+            Err(_) => {}
+        }
     }
 
-    /// A file may have got a hole, or is opened with the holes that it has: looked at now.
+    /// A file may have got a hole by a call: looked at now.
     pub(super) fn may_have_holes(&self, id: ObjectId) {
         if !self.pages.on.load(Ordering::Acquire) {
             return;
         }
-        let Ok(stat) = self.stat(id) else { return };
-        let bytes = stat.blocks_512 * 512;
-        if stat.size_bytes < bytes.saturating_add(HOLE_BYTES) {
-            return;
+        if let Ok(stat) = self.stat(id)
+            && has_hole(&stat)
+        {
+            self.has_holes(id, &stat);
         }
-        let mut state = self.pages.state.lock();
-        self.suspect(&mut state, id, stat.size_bytes, bytes);
-        self.pages.wake.notify_one();
     }
 
-    fn suspect(&self, state: &mut State, id: ObjectId, size_bytes: u64, bytes: u64) {
-        let State { suspects, allowance, opened, .. } = &mut *state;
+    fn has_holes(&self, id: ObjectId, stat: &ObjectStat) {
+        let mut state = self.pages.state.lock();
+        self.suspect(&mut state, id, stat, 0);
+        self.wake(&mut state);
+    }
+
+    /// A file has holes. It has got `unseen_bytes` since it had none, perhaps in large pages.
+    fn suspect(&self, state: &mut State, id: ObjectId, stat: &ObjectStat, unseen_bytes: u64) {
+        let (size_bytes, bytes) = (stat.size_bytes, allocated(stat));
+        let State { suspects, allowance, opened, watched, small, .. } = &mut *state;
         let mut is_gone = |other| self.stat(other).is_err();
+        let now = Instant::now();
         if let Some(known) = suspects.iter_mut().find(|suspect| suspect.id == id) {
-            known.grown_at = Instant::now();
+            (known.grown_at, known.active_at) = (now, now);
             match &mut known.verdict {
                 Verdict::Dense { .. } => known.verdict = Verdict::New,
                 Verdict::Allowed { from_bytes } => {
@@ -268,15 +386,25 @@ impl Objects {
                 Verdict::New | Verdict::Open { .. } => {}
             }
         } else if suspects.len() < SUSPECTS_MAX {
-            opened.retain(|(opened, _)| *opened != id);
-            let verdict = match allowance.take(id, size_bytes - bytes, &mut is_gone) {
-                true => Verdict::Allowed { from_bytes: bytes },
-                false => Verdict::New,
+            opened.retain(|file| file.id != id);
+            let at = watched.iter().position(|file| file.id == id);
+            let watch = at.map(|at| watched.swap_remove(at).watch);
+            let from_bytes = bytes.saturating_sub(unseen_bytes);
+            let verdict = match allowance.take(id, size_bytes - from_bytes, &mut is_gone) {
+                true => Verdict::Allowed { from_bytes },
+                false => {
+                    if !*small {
+                        allowance.owe(id, unseen_bytes);
+                    }
+                    Verdict::New
+                }
             };
             suspects.push(Suspect {
                 id,
                 bytes,
-                grown_at: Instant::now(),
+                grown_at: now,
+                active_at: now,
+                watch,
                 verdict,
                 pass_bytes: self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE,
                 probe_bytes: PROBE_BYTES,
@@ -288,31 +416,122 @@ impl Objects {
     /// Mounts what the files ask for.
     fn choose(&self, state: &mut State) {
         let is_small = |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
-        let small = state.suspects.iter().any(is_small);
+        let small = state.suspects.iter().any(is_small) || state.allowance.is_spent();
         if small != state.small {
-            self.say(self.mount_pages(!small));
+            self.say(self.mount_pages(if small { SMALL } else { LARGE }));
             state.small = small;
         }
     }
 
     /// One look at all of them. Gives a file whose holes are to be counted ([`Self::empty_bytes`]).
     fn look_at_pages(&self, state: &mut State) -> Option<ObjectId> {
-        for (id, at) in std::mem::take(&mut state.opened) {
-            let Ok(stat) = self.stat(id) else { continue };
-            let bytes = stat.blocks_512 * 512;
-            if stat.size_bytes >= bytes.saturating_add(HOLE_BYTES) {
-                self.suspect(state, id, stat.size_bytes, bytes);
-            } else if at.elapsed() < QUIET {
-                state.opened.push_back((id, at));
-            } else if self.is_open_elsewhere(id).unwrap_or(false) {
-                state.opened.push_back((id, Instant::now()));
-            }
+        if state.watches_since.is_none_or(|since| since.elapsed() >= ACTIVE) {
+            state.watches_since = Some(Instant::now());
+            state.watches_left = WATCHES_MAX;
+        }
+        for file in std::mem::take(&mut state.opened) {
+            self.look_at_opened(state, file);
         }
         let most = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE_MOST;
-        let State { suspects, allowance, .. } = &mut *state;
-        suspects.retain_mut(|suspect| self.look_at_suspect(suspect, allowance, most));
+        let State { suspects, allowance, watched, small, .. } = &mut *state;
+        suspects.retain_mut(|suspect| {
+            let stays = self.look_at_suspect(suspect, allowance, most, *small);
+            if let (false, Some(watch)) = (stays, suspect.watch) {
+                self.pages.forget(watch);
+            }
+            stays
+        });
+        watched.retain_mut(|file| {
+            if file.seen_open_at.elapsed() < QUIET {
+                return true;
+            }
+            file.seen_open_at = Instant::now();
+            let stays = self.is_open_elsewhere(file.id).unwrap_or(false);
+            if !stays {
+                self.pages.forget(file.watch);
+            }
+            stays
+        });
+        if allowance.is_spent() {
+            allowance.drop_gone(&mut |other| self.stat(other).is_err());
+        }
         self.choose(state);
         state.allowance.to_count()
+    }
+
+    /// Puts a file back into one of the lists, if it need be looked at.
+    fn look_at_opened(&self, state: &mut State, mut file: Opened) {
+        let Ok(stat) = self.stat(file.id) else { return };
+        let bytes = allocated(&stat);
+        let before = file.bytes.replace(bytes);
+        if has_hole(&stat) {
+            let unseen = before.map_or(0, |before| bytes.saturating_sub(before));
+            self.suspect(state, file.id, &stat, unseen);
+            return;
+        }
+        if before.is_some_and(|before| before != bytes) {
+            file.active_at = Instant::now();
+        }
+        // An empty one may get its first write anywhere.
+        let is_quiet = bytes == 0 || file.active_at.elapsed() >= ACTIVE;
+        if is_quiet && state.watches_left > 0 {
+            state.watches_left -= 1;
+            self.watch_opened(state, file, bytes);
+        } else {
+            state.opened.push_back(file);
+        }
+    }
+
+    /// The kernel tells the next write to a file, or else it is looked at.
+    fn watch_opened(&self, state: &mut State, mut file: Opened, bytes: u64) {
+        let has_place = state.watched.len() < WATCHED_MAX;
+        let Some(watch) = has_place.then(|| self.watch(file.id)).flatten() else {
+            if file.active_at.elapsed() >= QUIET {
+                if !self.is_open_elsewhere(file.id).unwrap_or(false) {
+                    return;
+                }
+                file.active_at = Instant::now();
+            }
+            state.opened.push_back(file);
+            return;
+        };
+        // It may have been written just before.
+        let is_same = |stat: ObjectStat| allocated(&stat) == bytes && !has_hole(&stat);
+        if self.stat(file.id).is_ok_and(is_same) {
+            let (id, seen_open_at) = (file.id, Instant::now());
+            state.watched.push(Watched { id, bytes, watch, seen_open_at });
+            return;
+        }
+        self.pages.forget(watch);
+        file.active_at = Instant::now();
+        self.look_at_opened(state, file);
+    }
+
+    fn watch(&self, id: ObjectId) -> Option<Watch> {
+        let name = ObjectName::new(id);
+        let path = self.path.join(OsStr::from_bytes(name.path()));
+        self.pages.bell.get()?.watch(&path).ok()
+    }
+
+    /// Notes what a file has by now. What it got in large pages and should have got in small ones is owed.
+    fn note_growth(
+        &self,
+        suspect: &mut Suspect,
+        allowance: &mut Allowance,
+        bytes: u64,
+        was_small: bool,
+    ) {
+        if bytes > suspect.bytes {
+            suspect.grown_at = Instant::now();
+            suspect.active_at = suspect.grown_at;
+            if suspect.is_small() && !was_small {
+                allowance.owe(suspect.id, bytes - suspect.bytes);
+            }
+        } else if suspect.watch.is_none() && suspect.active_at.elapsed() >= ACTIVE {
+            // What is written between this look and the watch is seen by a later look.
+            suspect.watch = self.watch(suspect.id);
+        }
+        suspect.bytes = bytes;
     }
 
     /// False if the file need not be looked at any more.
@@ -321,17 +540,15 @@ impl Objects {
         suspect: &mut Suspect,
         allowance: &mut Allowance,
         most_bytes: u64,
+        was_small: bool,
     ) -> bool {
         let id = suspect.id;
         let Ok(stat) = self.stat(id) else {
             allowance.give_back(id);
             return false;
         };
-        let bytes = stat.blocks_512 * 512;
-        if bytes > suspect.bytes {
-            suspect.grown_at = Instant::now();
-        }
-        suspect.bytes = bytes;
+        let bytes = allocated(&stat);
+        self.note_growth(suspect, allowance, bytes, was_small);
         if suspect.grown_at.elapsed() >= QUIET {
             let stays = self.is_open_elsewhere(id).unwrap_or(false);
             if !stays {
@@ -438,22 +655,28 @@ fn is_dense(before: Written, now: Written) -> bool {
 }
 
 fn run(pages: &Pages, objects: &Weak<Objects>) {
+    let Some(bell) = pages.bell.get() else { return };
+    be_on_time();
+    let mut took = Duration::ZERO;
     let mut state = pages.state.lock();
     while !state.stopping {
-        match pages.pause(&state) {
-            Some(pause) => {
-                // Whether something woke it or the time is over: it looks.
-                let _woken = pages.wake.wait_for(&mut state, pause);
-            }
-            None => pages.wake.wait(&mut state),
-        }
+        let pause = pages.pause(&state, took);
+        state.resting = !state.is_active();
+        let written = MutexGuard::unlocked(&mut state, || bell.wait(pause));
+        state.resting = false;
         let Some(objects) = objects.upgrade() else { return };
         if state.stopping {
             return;
         }
-        if let Some(id) = objects.look_at_pages(&mut state) {
-            let empty = MutexGuard::unlocked(&mut state, || objects.empty_bytes(id));
+        let begun = Instant::now();
+        written.into_iter().for_each(|watch| state.heard(watch));
+        let to_count = objects.look_at_pages(&mut state);
+        took = begun.elapsed();
+        if let Some(id) = to_count {
+            let count = || at_leisure(|| objects.empty_bytes(id));
+            let empty = MutexGuard::unlocked(&mut state, count);
             state.allowance.counted(id, empty.unwrap_or(0));
+            objects.choose(&mut state);
         }
     }
 }

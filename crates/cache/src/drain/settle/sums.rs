@@ -103,7 +103,7 @@ impl Settler {
                 state.put(&self.flash, file, block, &[entry])?;
             }
             drop((state, _gate));
-            turn.give_way(&self.foreground);
+            turn.give_way(&self.foreground, file.ino);
         }
         Ok(())
     }

@@ -4,7 +4,11 @@
 //! back when the file is gone, when it was found to be dense, or when it was closed and its empty pages were
 //! counted; these stay taken until the file is gone.
 //!
-//! Pure: ids and bytes in, yes or no out. Invariant: what is taken by all files is at most the allowance, and the
+//! What a file got in large pages before its holes were seen is owed ([`Allowance::owe`]): it counts, and where it is more than
+//! the allowance has, nobody gets large pages until something came back ([`Allowance::is_spent`]). So all files together
+//! cost the allowance and what one hole takes that is seen late, however many such holes there are.
+//!
+//! Pure: ids and bytes in, yes or no out. Invariant: what files are allowed is at most the allowance less what they owe, and the
 //! list has at most [`FILES_MAX`] of them. Called by [`super`].
 
 use forebay_proto::ObjectId;
@@ -60,6 +64,32 @@ impl Allowance {
         self.give_back(id);
         self.taken.push(Taken { id, bytes, is_counted_next: false });
         true
+    }
+
+    /// Large pages took so many bytes more for a file than it was allowed, at most. Not kept of a file that does not fit into the
+    /// list.
+    pub(super) fn owe(&mut self, id: ObjectId, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        match self.taken.iter_mut().find(|taken| taken.id == id) {
+            Some(taken) => taken.bytes = taken.bytes.saturating_add(bytes),
+            None if self.taken.len() < FILES_MAX => {
+                self.taken.push(Taken { id, bytes, is_counted_next: false });
+            }
+            None => {}
+        }
+    }
+
+    /// True if large pages have cost more than they may.
+    pub(super) fn is_spent(&self) -> bool {
+        let taken = self.taken.iter().fold(0, |sum: u64, taken| sum.saturating_add(taken.bytes));
+        taken > self.allowed_bytes
+    }
+
+    /// What files that are no more have taken comes back.
+    pub(super) fn drop_gone(&mut self, is_gone: &mut dyn FnMut(ObjectId) -> bool) {
+        self.taken.retain(|taken| !is_gone(taken.id));
     }
 
     /// A file gets no more large pages: it keeps what they took so far.
@@ -122,6 +152,33 @@ mod tests {
         assert!(allowance.take(id(3), 60, &mut |other| other == id(1)), "gone");
         allowance.give_back(id(2));
         assert!(allowance.take(id(4), 40, nobody));
+    }
+
+    #[test]
+    fn holes_that_are_seen_late_end_large_pages_until_something_comes_back() {
+        let mut allowance = Allowance::new(100);
+        let nobody = &mut |_| false;
+        allowance.owe(id(1), 0);
+        assert!(allowance.take(id(2), 100, nobody), "nothing is owed yet");
+        assert!(!allowance.is_spent());
+        allowance.give_back(id(2));
+        allowance.owe(id(1), 60);
+        allowance.owe(id(1), 30);
+        assert!(!allowance.take(id(2), 11, nobody), "what is owed counts");
+        assert!(!allowance.is_spent());
+        allowance.owe(id(2), 11);
+        assert!(allowance.is_spent());
+        // Closed, and most of what it owed was data.
+        allowance.close(id(1), 120);
+        allowance.counted(id(1), 50);
+        assert!(!allowance.is_spent());
+        allowance.owe(id(3), 500);
+        assert!(allowance.is_spent());
+        allowance.drop_gone(&mut |other| other == id(3));
+        assert!(!allowance.is_spent(), "gone");
+        // Any number of files.
+        (10..1_000).for_each(|number| allowance.owe(id(number), 1));
+        assert!(allowance.taken.len() <= FILES_MAX && allowance.is_spent());
     }
 
     #[test]
