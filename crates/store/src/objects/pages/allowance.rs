@@ -72,11 +72,10 @@ impl Allowance {
         if bytes == 0 {
             return;
         }
+        let has_room = self.taken.len() < FILES_MAX;
         match self.taken.iter_mut().find(|taken| taken.id == id) {
             Some(taken) => taken.bytes = taken.bytes.saturating_add(bytes),
-            None if self.taken.len() < FILES_MAX => {
-                self.taken.push(Taken { id, bytes, is_counted_next: false });
-            }
+            None if has_room => self.taken.push(Taken { id, bytes, is_counted_next: false }),
             None => {}
         }
     }
