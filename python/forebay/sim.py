@@ -9,13 +9,15 @@
     sweep.frame("points")                                   # a row for each point; values as numbers
     size = forebay.sim.size("job.toml", machine="mine.toml", seeds=50)
     size.frame("answers"), size.frame("tried")
+    forebay.sim.explain("job.toml", machine="mine.toml").frame("limits")   # the closed form
+    forebay.sim.validate().frame("targets")
     forebay.sim.load("run.json").arrays("phases")["bytes_per_s"].max()   # of a file, without pandas
 
 A result is what the command printed with --json (docs/SIMULATION.md says what each key means): `result.json` has all of it, `tables` the
 names of its tables. Columns have their units in their names: bytes, seconds (`_s`), bytes per second. What is not known is NaN.
 
-Needs numpy, and pandas for frames; not libforebay.so. `run`, `sweep`, `size`, `compare` and `check` need the program `forebay`: that of
-the environment variable FOREBAY, or the first on the path.
+Needs numpy, and pandas for frames; not libforebay.so. `load` needs nothing else; all others need the program
+`forebay`: that of the environment variable FOREBAY, or the first on the path.
 """
 
 import json
@@ -25,7 +27,8 @@ import subprocess
 
 import numpy
 
-__all__ = ["Result", "SimulationError", "check", "compare", "load", "run", "size", "sweep"]
+__all__ = ["Result", "SimulationError", "calibrate", "check", "compare", "explain", "figure", "load", "phold", "run", "size", "sweep",
+           "validate"]
 
 _UNITS = {"": 1, "B": 1, "s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60, "h": 3600, "d": 86400,
           "bit": 0.125, "Kbit": 125, "Mbit": 125e3, "Gbit": 125e6, "Tbit": 125e9}
@@ -59,7 +62,7 @@ def _flat(row, prefix=""):
 
 
 class Result:
-    """A result of `forebay sim run`, `sweep`, `size`, `compare` or `check`."""
+    """A result of `forebay sim run`, `explain`, `sweep`, `size`, `compare`, `check`, `calibrate`, `figure`, `phold` or `validate`."""
 
     def __init__(self, result):
         self.json = result
@@ -71,12 +74,31 @@ class Result:
             self._sweep(result)
         elif "jobs" in result and "series" in result:
             self._run(result)
-        elif "variants" in result:
-            self._tables["variants"] = [_flat(row) for row in result["variants"]]
-        elif "checked" in result:
-            self._tables["checked"] = [_flat(row) for row in result["checked"]]
+        elif "outcome" in result and "phases" in result:
+            self._explain(result)
+        elif "parameters" in result and "others" in result:
+            self._tables["parameters"] = [_flat(row) for row in result["parameters"]]
+            self._tables["others"] = [{"workload": other["workload"], **_flat(row)}
+                                      for other in result["others"] for row in other["checked"]]
         else:
-            raise ValueError(f"not a result of forebay sim run, sweep, size, compare or check: it has {sorted(result)}")
+            # Of a figure points alone: it has no keys that were swept.
+            table = next((name for name in ("variants", "checked", "targets", "points", "phold") if name in result), None)
+            if table is None:
+                raise ValueError(f"not a result of a command of forebay sim that has tables: it has {sorted(result)}")
+            self._tables[table] = [_flat(row) for row in result[table]]
+
+    def _explain(self, result):
+        # The whole run, but its phases as they are explained.
+        self._run(result["outcome"])
+        self._tables["phases"] = [
+            _flat({key: value for key, value in phase.items() if value is not None}) for phase in result["phases"]]
+        limits, regimes = [], []
+        for phase in result["phases"]:
+            of = {"job": phase["job"], "phase": phase["phase"]}
+            closed = phase.get("closed") or {}
+            limits += [{**of, **row} for row in closed.get("limits", [])]
+            regimes += [{**of, **row} for row in phase["regimes"]]
+        self._tables["limits"], self._tables["regimes"] = limits, regimes
 
     def _run(self, result):
         jobs = result["jobs"]
@@ -189,8 +211,14 @@ def run(workload=None, machine=None, set=None, **options):
     return _call("run", _arguments(workload, machine, set, options))
 
 
+def explain(workload=None, machine=None, set=None, **options):
+    """`forebay sim explain`: tables phases (with the closed form: `closed.bytes_per_s`, `ratio`), limits, regimes, and those of `run`."""
+    return _call("explain", _arguments(workload, machine, set, options))
+
+
 def sweep(workload=None, machine=None, over=None, set=None, **options):
-    """`forebay sim sweep`: table points. `over` has a range, or a list of values, for each key."""
+    """`forebay sim sweep`: table points. `over` has a range, or a list of values, for each key: of the machine, of the workload
+    (`workload.transfer`), or seed, checkpoint_interval, processes."""
     arguments = _arguments(workload, machine, set, options)
     for key, values in (over or {}).items():
         values = values if isinstance(values, str) else ",".join(str(value) for value in values)
@@ -211,3 +239,26 @@ def compare(workload=None, machine=None, set=None, **options):
 def check(workload, machine, dir, set=None, **options):
     """`forebay sim check`: table checked, predicted against replayed."""
     return _call("check", _arguments(workload, machine, set, {"dir": dir, **options}))
+
+
+def calibrate(fitted, machine, output, other=(), set=None, **options):
+    """`forebay sim calibrate`: tables parameters (what was moved) and others (the phases held out). `fitted` and `other` are lists of
+    workload files or checks; the calibrated machine file goes to `output`."""
+    arguments = [os.fspath(file) for file in fitted]
+    arguments += [argument for file in other for argument in ("--other", os.fspath(file))]
+    return _call("calibrate", arguments + _arguments(None, machine, set, {"output": output, **options}))
+
+
+def figure(**options):
+    """`forebay sim figure`: table points, a row for each system and number of processes."""
+    return _call("figure", _arguments(None, None, None, options))
+
+
+def phold(**options):
+    """`forebay sim phold`: table phold, events per second of the engine."""
+    return _call("phold", _arguments(None, None, None, options))
+
+
+def validate(**options):
+    """`forebay sim validate`: table targets. One that is not met is no error here: `result.json["met"]` says whether all are."""
+    return _call("validate", _arguments(None, None, None, options))

@@ -40,6 +40,23 @@ assert points.on_front.dtype == bool and points.error.isna().all()
 broken = forebay.sim.sweep(workload, machine=machine, over={"storage.servers": [0, 1]}).frame("points")
 assert numpy.isnan(broken.end_s[0]) and "storage.servers" in broken.error[0], broken
 
+by_transfer = forebay.sim.sweep(workload, machine=machine, over={"workload.transfer": ["256KiB", "1MiB"], "seed": [1, 2]}).frame("points")
+assert list(by_transfer["workload.transfer"]) == [1 << 18, 1 << 18, 1 << 20, 1 << 20] and by_transfer.error.isna().all(), by_transfer
+
+explained = forebay.sim.explain(workload, machine=machine)
+assert {"limits", "phases", "regimes", "resources", "series"} <= set(explained.tables), explained.tables
+assert {"closed.bytes_per_s", "ratio"} <= set(explained.frame("phases").columns) and len(explained.frame("limits")) > 0
+engine = forebay.sim.phold(processes=16, events=10_000).frame("phold")
+assert set(engine.queue) == {"ladder", "heap"} and (engine.events_per_s > 0).all(), engine
+# Those that take long, or replay, are read as their commands print them.
+targets = forebay.sim.Result({"targets": [{"target": "T1", "expected": 1.0, "verdict": "met"}], "met": True}).frame("targets")
+assert targets.expected[0] == 1.0
+figure = forebay.sim.Result({"points": [{"system": "full", "processes": 256, "bytes_per_s": 2.0}]}).frame("points")
+assert figure.processes[0] == 256
+calibrated = forebay.sim.Result({"parameters": [{"key": "storage.sync", "before": 0.0, "after": 1.0}],
+                                 "others": [{"workload": "w", "checked": [{"phase": "p", "error": 0.5, "runs_s": [1.0]}]}]})
+assert calibrated.frame("parameters").after[0] == 1.0 and list(calibrated.frame("others").workload) == ["w"]
+
 sized = forebay.sim.size(workload, machine=machine, seeds=4)
 answers, tried = sized.frame("answers"), sized.frame("tried")
 assert len(answers) == len(sized.json["answers"]) and set(tried.what) == set(answers.what)

@@ -3,6 +3,7 @@
 use crate::args_bench::parse_size;
 use clap::{Args, Subcommand};
 use forebay_sim::checkpoints::Interval;
+use forebay_sim::model::ASKED_EVENTS;
 use forebay_sim::settings::Setting;
 use forebay_sim::sweep::Range;
 use std::path::PathBuf;
@@ -40,7 +41,8 @@ pub struct MachineArgs {
     /// A machine file (docs/SIMULATION.md), or the name of one that comes with the program: `forebay sim machine` lists them.
     #[arg(long, short = 'm', value_name = "FILE|NAME", default_value = "intrepid-2011")]
     pub machine: String,
-    /// Change a key of the machine file: storage.servers=64, buffer.capacity=4GiB, buffer=none. May be given several times.
+    /// Change a key of the machine file: storage.servers=64, buffer.capacity=4GiB, buffer=none; or of the workload: workload.block=1MiB
+    /// wherever the key stands, workload.job[0].phase[1].repeat=20 at one place. May be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = Setting::parse)]
     pub set: Vec<Setting>,
 }
@@ -87,6 +89,9 @@ pub struct HowArgs {
     /// Simulate at most four processes for each I/O node and 8 requests for each of their steps: faster, and rougher.
     #[arg(long)]
     pub coarse: bool,
+    /// Give up, or do not begin, what has more events than this: a second of one processor has some millions.
+    #[arg(long, value_name = "N", default_value_t = ASKED_EVENTS, value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_events: u64,
     /// Write checkpoints after so much work instead of as often as the workload says, or after Daly's interval for this machine. The work
     /// stays as it is.
     #[arg(long, value_name = "TIME|daly", value_parser = Interval::parse)]
@@ -127,6 +132,9 @@ pub struct SimRunArgs {
     /// With --json: what buffers by Forebay's rules decided about files, each with its time.
     #[arg(long, requires = "json")]
     pub decisions: bool,
+    /// Print CSV, with plain numbers: a row for each phase.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -143,6 +151,9 @@ pub struct SimExplainArgs {
     /// What is simulated, and how.
     #[command(flatten)]
     pub simulation: SimulationArgs,
+    /// Print CSV, with plain numbers: a row for each phase.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -166,11 +177,13 @@ impl ThreadsArgs {
 /// `forebay sim sweep`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "A range is KEY=A,B,C or KEY=FROM..TO*FACTOR or KEY=FROM..TO+STEP, of any key of the machine file, or of processes (with -N). Several ranges \
-give every combination. front marks what no other point beats: nothing at most as dear ends sooner. Prices are those of the machine file's [cost].\n\n\
+    after_help = "A range is KEY=A,B,C or KEY=FROM..TO*FACTOR or KEY=FROM..TO+STEP, of any key of the machine file, of the workload (workload.transfer, \
+workload.phase[0].repeat, workload.seed; without a file IOR's workload.block, transfer, segments, processes, processes_per_node), or of processes (-N), seed (of the run) or \
+checkpoint_interval. Several ranges give every combination. front marks what no other point beats: nothing at most as dear ends sooner. Prices are those of the machine file's [cost].\n\n\
 Examples:\n  \
 forebay sim sweep -b 64m -t 4m -F --over processes=256..131072*2 --over storage.servers=64,128\n  \
-forebay sim sweep job.toml -m laptop --over buffer.capacity=1GiB..64GiB*2 --csv"
+forebay sim sweep job.toml -m laptop --over buffer.capacity=1GiB..64GiB*2 --csv\n  \
+forebay sim sweep job.toml --over workload.transfer=1MiB,4MiB --over checkpoint_interval=10min,30min,daly --over seed=1..5+1"
 )]
 pub struct SimSweepArgs {
     /// What is simulated, and how.
@@ -208,7 +221,7 @@ pub struct SimSizeArgs {
     #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = share)]
     pub stall_probability: f64,
     /// Seeds of each candidate.
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = seeds)]
     pub seeds: u32,
     /// By which share starts of jobs and times of computing vary.
     #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
@@ -290,6 +303,9 @@ pub struct SimCheckArgs {
     /// Seed of what is drawn, in both.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u32,
+    /// Print CSV, with plain numbers: a row for each phase.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -330,6 +346,9 @@ pub struct SimCalibrateArgs {
     /// Seed of what is drawn.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     pub seed: u32,
+    /// Print CSV, with plain numbers: a row for each parameter that moved, and for each phase that was held out.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -365,14 +384,33 @@ engines are measured. Times are CPU time of one thread."
 pub struct SimPholdArgs {
     /// Logical processes; each has one event pending.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [16, 1_024, 65_536],
-          value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+          value_parser = logical_processes)]
     pub processes: Vec<u32>,
     /// Events of each measurement.
     #[arg(long, value_name = "N", default_value_t = 10_000_000)]
     pub events: u64,
+    /// Print CSV, with plain numbers.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+/// An integer from 1 to `most`.
+fn count(text: &str, most: u32) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(count) if (1..=most).contains(&count) => Ok(count),
+        _ => Err(format!("{text:?}: expected an integer from 1 to {most}")),
+    }
+}
+
+fn seeds(text: &str) -> Result<u32, String> {
+    count(text, 10_000)
+}
+
+fn logical_processes(text: &str) -> Result<u32, String> {
+    count(text, 1 << 24)
 }
 
 /// A share, 0 to 1.
@@ -392,6 +430,9 @@ pub struct SimValidateArgs {
     /// At once.
     #[command(flatten)]
     pub threads: ThreadsArgs,
+    /// Print CSV, with plain numbers: a row for each target.
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -349,25 +349,9 @@ fn file(text: &str, parameters: &[Parameter], fitted: &[String]) -> Result<Strin
     let mut root: Table =
         text.parse().map_err(|error: toml::de::Error| error.message().to_string())?;
     for parameter in parameters {
-        let (tables, key) = parameter.key.rsplit_once('.').unwrap_or(("", &parameter.key));
-        let mut table = &mut root;
-        for name in tables.split('.') {
-            let entry = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
-            let Some(inner) = entry.as_table_mut() else {
-                return Err(format!("{tables} is no table"));
-            };
-            table = inner;
-        }
-        // One rate for both directions becomes two.
-        if let Some(both) = table.get("rate").cloned()
-            && key.ends_with("_rate")
-        {
-            table.remove("rate");
-            for side in ["write_rate", "read_rate"] {
-                table.entry(side).or_insert_with(|| both.clone());
-            }
-        }
-        table.insert(key.into(), Value::String(written(parameter, parameter.after)));
+        let value = Value::String(written(parameter, parameter.after));
+        settings::put(&mut root, &parameter.key, Some(value))
+            .map_err(|why| format!("{}: {why}", parameter.key))?;
     }
     let told = format!("Fitted to {}: a prediction of these is no evidence.", fitted.join(", "));
     match root.entry("assumptions").or_insert_with(|| Value::Array(Vec::new())) {
@@ -387,6 +371,50 @@ fn file(text: &str, parameters: &[Parameter], fitted: &[String]) -> Result<Strin
     }
     written.push_str(&root.to_string());
     Ok(written)
+}
+
+/// Rows for CSV: what was moved, then the phases that were held out; `table` says which a row is.
+pub fn rows(calibration: &Calibration) -> Vec<Vec<String>> {
+    let head = [
+        "table",
+        "key",
+        "unit",
+        "before",
+        "after",
+        "low",
+        "high",
+        "workload",
+        "job",
+        "phase",
+        "number",
+        "predicted_s",
+        "replayed_s",
+        "error",
+    ];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let none = |count: usize| vec![String::new(); count];
+    for parameter in &calibration.parameters {
+        let values = [parameter.before, parameter.after, parameter.low, parameter.high];
+        let of_it = ["parameters", &parameter.key, parameter.unit].map(String::from).to_vec();
+        rows.push([of_it, values.map(|value| value.to_string()).to_vec(), none(7)].concat());
+    }
+    for other in &calibration.others {
+        for phase in &other.checked {
+            let of_it = [other.workload.clone(), phase.job.clone(), phase.phase.clone()];
+            let values = [phase.predicted_s, phase.replayed_s, phase.error];
+            rows.push(
+                [
+                    vec!["others".into()],
+                    none(6),
+                    of_it.to_vec(),
+                    vec![phase.number.to_string()],
+                    values.map(|value| value.to_string()).to_vec(),
+                ]
+                .concat(),
+            );
+        }
+    }
+    rows
 }
 
 /// As text.
@@ -424,7 +452,7 @@ pub fn text(calibration: &Calibration) -> String {
             rows.push(vec![
                 other.workload.clone(),
                 phase.job.clone(),
-                phase.phase.clone(),
+                phase.title(),
                 crate::units::format_time(phase.predicted_s),
                 crate::units::format_time(phase.replayed_s),
                 format!("{:+.1} %", phase.error * 100.0),

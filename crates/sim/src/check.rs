@@ -17,6 +17,9 @@ pub struct Replayed {
     pub job: String,
     /// Its name.
     pub phase: String,
+    /// Which of the job's phases of this name, from 0.
+    #[serde(default)]
+    pub number: u32,
     /// Seconds, of each run.
     pub runs_s: Vec<f64>,
 }
@@ -28,6 +31,9 @@ pub struct Checked {
     pub job: String,
     /// Its name.
     pub phase: String,
+    /// Which of the job's phases of this name, from 0.
+    #[serde(default)]
+    pub number: u32,
     /// Predicted seconds.
     pub predicted_s: f64,
     /// Replayed seconds: the median of the runs.
@@ -36,6 +42,16 @@ pub struct Checked {
     pub error: f64,
     /// Of each run.
     pub runs_s: Vec<f64>,
+}
+
+impl Checked {
+    /// Its name for people: of several phases of one name with a number.
+    pub fn title(&self) -> String {
+        match self.number {
+            0 => self.phase.clone(),
+            number => format!("{} ({})", self.phase, number + 1),
+        }
+    }
 }
 
 /// A workload that was checked. It can be read back, to calibrate with.
@@ -67,12 +83,14 @@ pub fn compare(outcome: &Outcome, replayed: &[Replayed]) -> Vec<Checked> {
     let mut checked = Vec::new();
     for measured in replayed {
         let jobs = outcome.jobs.iter().filter(|job| job.name == measured.job);
-        let mut phases = jobs.flat_map(|job| &job.phases);
-        let Some(phase) = phases.find(|phase| phase.name == measured.phase) else { continue };
+        let phases = jobs.flat_map(|job| &job.phases);
+        let mut phases = phases.filter(|phase| phase.name == measured.phase);
+        let Some(phase) = phases.nth(measured.number as usize) else { continue };
         let replayed_s = median(&measured.runs_s);
         checked.push(Checked {
             job: measured.job.clone(),
             phase: measured.phase.clone(),
+            number: measured.number,
             predicted_s: phase.time_s,
             replayed_s,
             error: (phase.time_s - replayed_s) / replayed_s.max(1e-9),
@@ -88,6 +106,24 @@ pub fn errors(checked: &[Checked]) -> (f64, f64) {
     (median(&sizes), sizes.iter().copied().fold(0.0, f64::max))
 }
 
+/// Rows for CSV: a phase each.
+pub fn rows(check: &Check) -> Vec<Vec<String>> {
+    let head = ["job", "phase", "number", "predicted_s", "replayed_s", "error", "runs"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(check.checked.iter().map(|phase| {
+        vec![
+            phase.job.clone(),
+            phase.phase.clone(),
+            phase.number.to_string(),
+            phase.predicted_s.to_string(),
+            phase.replayed_s.to_string(),
+            phase.error.to_string(),
+            phase.runs_s.len().to_string(),
+        ]
+    }));
+    rows
+}
+
 /// As text.
 pub fn text(check: &Check) -> String {
     let head = ["job", "phase", "predicted", "replayed", "error", "runs"];
@@ -97,7 +133,7 @@ pub fn text(check: &Check) -> String {
         let high = phase.runs_s.iter().copied().fold(0.0, f64::max);
         rows.push(vec![
             phase.job.clone(),
-            phase.phase.clone(),
+            phase.title(),
             format_time(phase.predicted_s),
             format_time(phase.replayed_s),
             format!("{:+.1} %", phase.error * 100.0),
@@ -122,6 +158,30 @@ pub fn text(check: &Check) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn phases_of_one_name_are_compared_each_with_its_own() {
+        let text = "workload = 1\n[[file]]\nname = \"f\"\npath = \"f\"\n[[job]]\nname = \"j\"\nphase = [\
+            { name = \"p\", steps = [{ write = \"f\", block = \"1MiB\" }] }, \
+            { name = \"p\", steps = [{ write = \"f\", block = \"64MiB\" }] }]\n";
+        let path = std::path::Path::new("w.toml");
+        let workload = forebay_workload::language::Workload::parse_beside(path, text);
+        let program = crate::from_workload::program(&workload.expect("sound")).expect("simulated");
+        let (.., machine) = crate::presets::load("laptop").expect("a preset");
+        let options = crate::model::Options::default();
+        let outcome = crate::model::run(&machine, &program, &options).expect("ends");
+        let replayed = |number| Replayed {
+            job: "j".into(),
+            phase: "p".into(),
+            number,
+            runs_s: vec![outcome.jobs[0].phases[number as usize].time_s],
+        };
+        let checked = compare(&outcome, &[replayed(0), replayed(1)]);
+        assert_eq!(errors(&checked), (0.0, 0.0), "{checked:?}");
+        assert!(checked[1].predicted_s > 10.0 * checked[0].predicted_s, "{checked:?}");
+        assert_eq!((checked[0].title(), checked[1].title()), ("p".into(), "p (2)".into()));
+        assert!(compare(&outcome, &[Replayed { number: 2, ..replayed(1) }]).is_empty());
+    }
 
     #[test]
     fn the_median_is_the_middle() {

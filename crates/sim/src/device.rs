@@ -41,6 +41,22 @@ pub struct BySize {
     pub read_share: f64,
 }
 
+/// Keys of a device, and of one of its sizes.
+const KEYS: [&str; 11] = [
+    "model",
+    "rate",
+    "write_rate",
+    "read_rate",
+    "overhead",
+    "write_overhead",
+    "read_overhead",
+    "seek",
+    "writes_per_day",
+    "at_once",
+    "by_size",
+];
+const SIZE_KEYS: [&str; 4] = ["to", "rate", "write_rate", "read_rate"];
+
 /// Most sizes of a device that have rates of their own.
 const MOST_SIZES: usize = 64;
 
@@ -91,6 +107,7 @@ pub fn known(name: &str) -> Option<Device> {
 
 /// Reads a device: `model` names a known one, and the other keys replace what it has.
 pub(crate) fn read(table: &Table) -> Result<Device, Fault> {
+    table.knows(&KEYS)?;
     let model = table.choice("model", &names())?.and_then(|at| known(KNOWN[at].0));
     let both = rate(table, "rate")?;
     let write = rate(table, "write_rate")?.or(both);
@@ -146,7 +163,8 @@ fn by_size(table: &Table, sizes: &[Table], device: (f64, f64)) -> Result<Vec<ByS
     }
     let mut all: Vec<BySize> = Vec::new();
     for size in sizes {
-        let to = size.size("to")?;
+        size.knows(&SIZE_KEYS)?;
+        let to = size.positive_size("to")?;
         let both = rate(size, "rate")?;
         let write = rate(size, "write_rate")?.or(both);
         let read = rate(size, "read_rate")?.or(both);

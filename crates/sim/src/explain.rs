@@ -135,6 +135,37 @@ fn regimes(machine: &Machine, burst: Burst) -> Vec<Regime> {
     }
 }
 
+/// Rows for CSV: a phase that moves data each, with plain numbers.
+pub fn rows(explanation: &Explanation) -> Vec<Vec<String>> {
+    let head = [
+        "job",
+        "phase",
+        "bytes_per_s",
+        "bound_by",
+        "busy_share",
+        "closed_bytes_per_s",
+        "closed_bound",
+        "ratio",
+        "formula",
+    ];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for phase in &explanation.phases {
+        let (bound, closed) = (phase.bound_by.as_ref(), phase.closed.as_ref());
+        rows.push(vec![
+            phase.job.clone(),
+            phase.phase.clone(),
+            phase.bytes_per_s.to_string(),
+            bound.map_or(String::new(), |bound| bound.resource.words().into()),
+            bound.map_or(String::new(), |bound| bound.busy_share.to_string()),
+            closed.map_or(String::new(), |closed| closed.bytes_per_s.to_string()),
+            closed.map_or(String::new(), |closed| closed.bound_by.clone()),
+            phase.ratio.map_or(String::new(), |ratio| ratio.to_string()),
+            closed.map_or(String::new(), |closed| closed.formula.clone()),
+        ]);
+    }
+    rows
+}
+
 /// As text.
 pub fn text(explanation: &Explanation) -> String {
     let mut text = String::new();

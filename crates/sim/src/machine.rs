@@ -15,6 +15,57 @@ pub const VERSION: u64 = 1;
 /// Most nodes, I/O nodes, servers or buffers of a machine.
 pub const MAX_COUNT: u64 = 1 << 20;
 
+/// Keys of each table: one that is in no such list is told before one that is missing.
+const ROOT_KEYS: [&str; 10] = [
+    "version",
+    "name",
+    "about",
+    "assumptions",
+    "compute",
+    "io",
+    "network",
+    "storage",
+    "buffer",
+    "cost",
+];
+const COMPUTE_KEYS: [&str; 7] =
+    ["nodes", "processes_per_node", "processors", "shared", "port", "mtbf", "restart"];
+const IO_KEYS: [&str; 3] = ["nodes", "link", "mtbf"];
+const LINK_KEYS: [&str; 4] = ["rate", "write_rate", "read_rate", "round_trip"];
+const STORAGE_KEYS: [&str; 10] = [
+    "servers",
+    "stripe",
+    "placement",
+    "port",
+    "device",
+    "controller",
+    "names",
+    "sync",
+    "fill",
+    "rate_when_full",
+];
+const CONTROLLER_KEYS: [&str; 2] = ["servers", "rate"];
+const BUFFER_KEYS: [&str; 17] = [
+    "attach",
+    "nodes",
+    "capacity",
+    "devices",
+    "device",
+    "reads_delay_writes",
+    "port",
+    "names",
+    "sync",
+    "mode",
+    "rules",
+    "servers",
+    "access",
+    "when_full",
+    "redundancy",
+    "drain",
+    "mtbf",
+];
+const REDUNDANCY_KEYS: [&str; 5] = ["kind", "copies", "data", "parity", "strip"];
+
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
@@ -303,6 +354,37 @@ pub struct Buffer {
     pub mtbf_s: Option<f64>,
 }
 
+impl Buffer {
+    /// What it says that so many buffers at such places cannot have, and what was expected.
+    fn misplaced(&self) -> Option<(String, String)> {
+        let (count, attach) = (self.count, self.attach.word());
+        if self.servers > 0 && !(self.forebay && self.attach == Attach::Fabric) {
+            let expected = "it with rules = \"forebay\" and attach = \"fabric\" only";
+            return Some(("buffer.servers is given".into(), expected.into()));
+        }
+        if self.servers > count {
+            let found = format!("buffer.servers is {} and buffer.nodes {count}", self.servers);
+            return Some((found, format!("buffer.servers of at most {count}")));
+        }
+        if let (Some(_), true) = (self.mtbf_s, self.attach != Attach::Fabric) {
+            let found = format!("buffer.mtbf is given and buffer.attach is \"{attach}\"");
+            let expected =
+                "compute.mtbf or io.mtbf, with whose nodes flash fails, or attach = \"fabric\"";
+            return Some((found, expected.into()));
+        }
+        // Strips of a group may share a buffer; all of them on one protect nothing.
+        let (least, what) = match self.redundancy {
+            Redundancy::None => return None,
+            Redundancy::Copies { copies } => (copies, format!("{copies} copies")),
+            Redundancy::Parity { .. } => (2, "parity".into()),
+        };
+        (count < least).then(|| {
+            let found = format!("buffer.redundancy has {what} and the machine has {count} buffers (buffer.attach is \"{attach}\")");
+            (found, format!("at least {least} buffers, or redundancy.kind = \"none\""))
+        })
+    }
+}
+
 /// How a buffer drains.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Drain {
@@ -337,6 +419,7 @@ impl Machine {
     pub fn parse(path: &Path, text: &str) -> Result<Machine, Fault> {
         let document = Document::parse(path, text)?;
         let root = document.root();
+        root.knows(&ROOT_KEYS)?;
         let version = root.integer("version", VERSION..=VERSION)?;
         root.required("version", version, "version = 1")?;
         let machine = Machine {
@@ -384,13 +467,6 @@ impl Machine {
                 "attach = \"compute\", \"io\" or \"fabric\": Forebay's servers are no servers of the PFS",
             ));
         }
-        if buffer.servers > 0 && !(buffer.forebay && buffer.attach == Attach::Fabric) {
-            return Err(root.fault(
-                "buffer",
-                "buffer.servers is given",
-                "it with rules = \"forebay\" and attach = \"fabric\" only",
-            ));
-        }
         let places = match buffer.attach {
             Attach::Compute => self.compute.nodes,
             Attach::Io => match &self.io {
@@ -425,7 +501,10 @@ impl Machine {
             ));
         }
         buffer.count = places;
-        Ok(self)
+        match buffer.misplaced() {
+            Some((found, expected)) => Err(root.fault("buffer", found, expected)),
+            None => Ok(self),
+        }
     }
 
     /// What it costs, by its price list; None if nobody gave prices.
@@ -482,6 +561,7 @@ fn mtbf(table: &Table) -> Result<Option<f64>, Fault> {
 
 /// `rate` for both directions, or `write_rate` and `read_rate`, and `round_trip`.
 fn link(table: &Table) -> Result<Link, Fault> {
+    table.knows(&LINK_KEYS)?;
     let both = rate(table, "rate")?;
     let (write, read) = (rate(table, "write_rate")?, rate(table, "read_rate")?);
     if let (Some(_), true) = (both, write.is_some() || read.is_some()) {
@@ -510,6 +590,7 @@ fn optional_link(table: &Table, key: &'static str) -> Result<Option<Link>, Fault
 }
 
 fn compute(table: &Table) -> Result<Compute, Fault> {
+    table.knows(&COMPUTE_KEYS)?;
     let per_node = count(table, "processes_per_node")?;
     let processors = table.integer("processors", 1..=4096)?;
     let compute = Compute {
@@ -526,6 +607,7 @@ fn compute(table: &Table) -> Result<Compute, Fault> {
 }
 
 fn io_nodes(table: &Table) -> Result<IoNodes, Fault> {
+    table.knows(&IO_KEYS)?;
     let io = IoNodes {
         nodes: count(table, "nodes")?,
         link: whole_link(&section(table, "link")?)?,
@@ -536,7 +618,8 @@ fn io_nodes(table: &Table) -> Result<IoNodes, Fault> {
 }
 
 fn storage(table: &Table) -> Result<Storage, Fault> {
-    let stripe = table.size("stripe")?.filter(|&bytes| bytes > 0);
+    table.knows(&STORAGE_KEYS)?;
+    let stripe = table.positive_size("stripe")?;
     let placement = table.choice("placement", &["round-robin", "random"])?;
     let controller = table.table("controller")?;
     let storage = Storage {
@@ -550,6 +633,7 @@ fn storage(table: &Table) -> Result<Storage, Fault> {
         device: device::read(&section(table, "device")?)?,
         controller: controller
             .map(|table| -> Result<_, Fault> {
+                table.knows(&CONTROLLER_KEYS)?;
                 let bytes_per_s = rate(&table, "rate")?;
                 let controller = Controller {
                     servers: count(&table, "servers")?,
@@ -569,8 +653,9 @@ fn storage(table: &Table) -> Result<Storage, Fault> {
 }
 
 fn buffer(table: &Table) -> Result<Buffer, Fault> {
+    table.knows(&BUFFER_KEYS)?;
     let attach = table.choice("attach", &Attach::WORDS)?;
-    let capacity = table.size("capacity")?.filter(|&bytes| bytes > 0);
+    let capacity = table.positive_size("capacity")?;
     let mode = table.choice("mode", &["write-back", "write-through", "stage", "log"])?;
     let when_full = table.choice("when_full", &["block", "bypass", "fail"])?;
     let access = table.choice("access", &["private", "striped"])?;
@@ -619,6 +704,7 @@ const DEPTH: u32 = 8;
 
 /// `is_cache`: it drains by a policy of Forebay.
 fn drain(table: &Table, is_cache: bool) -> Result<Drain, Fault> {
+    table.knows(&["when", "high", "low", "depth", "limit", "policy", "per_file"])?;
     let policy = table.text("policy", Policy::SYNTAX)?;
     if is_cache {
         let policy = policy.map(|text| match Policy::parse(text.as_bytes()) {
@@ -672,6 +758,7 @@ fn drain(table: &Table, is_cache: bool) -> Result<Drain, Fault> {
 }
 
 fn redundancy(table: &Table) -> Result<Redundancy, Fault> {
+    table.knows(&REDUNDANCY_KEYS)?;
     let kind = table.choice("kind", &["none", "copies", "parity"])?;
     let redundancy = match table.required("kind", kind, "one of none, copies, parity")? {
         0 => Redundancy::None,
@@ -679,7 +766,7 @@ fn redundancy(table: &Table) -> Result<Redundancy, Fault> {
         _ => Redundancy::Parity {
             data: table.integer("data", 1..=64)?.unwrap_or(8) as u32,
             parity: table.integer("parity", 1..=4)?.unwrap_or(1) as u32,
-            strip_bytes: table.size("strip")?.filter(|&bytes| bytes > 0).unwrap_or(1 << 20),
+            strip_bytes: table.positive_size("strip")?.unwrap_or(1 << 20),
         },
     };
     table.finish()?;
@@ -687,6 +774,7 @@ fn redundancy(table: &Table) -> Result<Redundancy, Fault> {
 }
 
 fn cost(table: &Table) -> Result<Cost, Fault> {
+    table.knows(&["flash_gib", "flash_device", "buffer_node", "server"])?;
     let number = |key| Ok(table.number(key, 0.0..=1e12)?.unwrap_or(0.0));
     let cost = Cost {
         flash_gib: number("flash_gib")?,

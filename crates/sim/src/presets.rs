@@ -3,6 +3,7 @@
 use crate::from_workload;
 use crate::machine::Machine;
 use crate::program::{Action, Program};
+use crate::settings::{self, Setting};
 use forebay_sim_engine::ns;
 use forebay_sim_engine::random::Random;
 use forebay_workload::document::Fault;
@@ -42,7 +43,7 @@ pub const AI_MODELS: [(&str, &str); 4] =
     [("ai-8b", "8b"), ("ai-70b", "70b"), ("ai-405b", "405b"), ("ai-1t", "1t")];
 
 /// The checkpoints of a model of MLPerf Storage's table.
-fn of_model(name: &str, model: &str) -> Result<Program, ProgramError> {
+fn of_model(name: &str, model: &str) -> Result<Workload, ProgramError> {
     let fails = |why: String| ProgramError::Simulate(name.into(), why);
     let known = MODELS.iter().find(|(known, ..)| *known == model);
     let (_, total_bytes, processes) = *known.ok_or_else(|| fails("no such model".into()))?;
@@ -58,14 +59,13 @@ fn of_model(name: &str, model: &str) -> Result<Program, ProgramError> {
         cold: false,
         seed: 1,
     };
-    let workload = checkpoint.workload().map_err(|refused| fails(refused.to_string()))?;
-    let mut program = from_workload::program(&workload).map_err(fails)?;
-    program.name = format!("checkpoints of a model of {model} parameters");
-    for job in &mut program.jobs {
+    let mut workload = checkpoint.workload().map_err(|refused| fails(refused.to_string()))?;
+    workload.name = format!("checkpoints of a model of {model} parameters");
+    for job in &mut workload.jobs {
         job.name = name.into();
         job.processes_per_node = AI_PER_NODE;
     }
-    Ok(program)
+    Ok(workload)
 }
 
 /// Name of the generated month of jobs.
@@ -106,30 +106,55 @@ fn month() -> Result<Program, ProgramError> {
 /// # Errors
 /// What is wrong with it.
 pub fn program(name: &Path) -> Result<Program, ProgramError> {
+    changed_program(name, &[])
+}
+
+/// The same with some of its keys changed: settings of [`Setting::is_of_workload`].
+///
+/// # Errors
+/// What is wrong with it, or with the changed one.
+pub fn changed_program(name: &Path, set: &[Setting]) -> Result<Program, ProgramError> {
     if name.to_str() == Some(MONTH) {
-        return month();
+        return match set {
+            [] => month(),
+            [first, ..] => {
+                let why = format!("{}: this workload is generated, and has no file", first.key);
+                Err(ProgramError::Simulate(MONTH.into(), why))
+            }
+        };
     }
     let model = name.to_str().and_then(|name| AI_MODELS.iter().find(|(known, _)| *known == name));
-    if let Some((name, model)) = model {
-        return of_model(name, model);
-    }
     let known = name.to_str().and_then(|name| WORKLOADS.iter().find(|(known, _)| *known == name));
-    let workload = match known {
-        Some((name, text)) => {
-            let none = |_: &Path| Err("a workload of the program has no file of operations".into());
-            Workload::parse(Path::new(&format!("{name}.toml")), text, &none)?
+    let workload = match (model, known) {
+        (Some((name, model)), _) => {
+            let workload = of_model(name, model)?;
+            match set {
+                [] => workload,
+                _ => changed(Path::new(&format!("{name}.toml")), &workload.to_toml(), set)?,
+            }
         }
-        None => {
+        (None, Some((name, text))) => changed(Path::new(&format!("{name}.toml")), text, set)?,
+        (None, None) => {
             if !name.exists() && name.extension().is_none() {
                 let names = WORKLOADS.iter().map(|(name, _)| *name).chain([MONTH]);
                 let names: Vec<_> = names.chain(AI_MODELS.iter().map(|(name, _)| *name)).collect();
                 return Err(ProgramError::Unknown(name.display().to_string(), names.join(", ")));
             }
-            Workload::read(name)?
+            changed(name, &forebay_workload::document::read_text(name)?, set)?
         }
     };
     from_workload::program(&workload)
         .map_err(|why| ProgramError::Simulate(name.display().to_string(), why))
+}
+
+/// The workload of a file's text with settings; lines of faults are those of the file as it is.
+fn changed(path: &Path, text: &str, set: &[Setting]) -> Result<Workload, Fault> {
+    let workload = Workload::parse_beside(path, text)?;
+    if set.is_empty() {
+        return Ok(workload);
+    }
+    let text = settings::workload::changed(path, text, set)?;
+    Workload::parse_beside(path, &text).map_err(|fault| Fault { line: 0, ..fault })
 }
 
 /// Why there is no program.
@@ -198,6 +223,26 @@ mod tests {
         }
         let why = program(Path::new("nothing")).expect_err("there is none").to_string();
         assert!(why.contains("one of plasma-physics, turbulence1"), "{why}");
+    }
+
+    #[test]
+    fn keys_of_a_workload_change() {
+        let with = |name: &str, set: &str| {
+            let set = [Setting::parse(set).expect(set)];
+            changed_program(Path::new(name), &set).map_err(|error| error.to_string())
+        };
+        let before = program(Path::new("turbulence1")).expect("a preset").written_bytes();
+        let after = with("turbulence1", "workload.repeat=1").expect("changed").written_bytes();
+        assert!(after < before / 10, "{before} {after}");
+        let half = with("ai-8b", "workload.repeat=6").expect("changed");
+        let whole = program(Path::new("ai-8b")).expect("a preset");
+        assert_eq!(half.written_bytes() * 2, whole.written_bytes());
+        assert_eq!((&half.name, &half.jobs[0].name), (&whole.name, &whole.jobs[0].name));
+        assert_eq!(half.jobs[0].processes_per_node, AI_PER_NODE);
+        let told = with("turbulence1", "workload.repeat=0").expect_err("no repetition");
+        assert!(told.starts_with("turbulence1.toml: job[0].phase[0].repeat: it is 0"), "{told}");
+        let told = with(MONTH, "workload.repeat=1").expect_err("no file");
+        assert!(told.contains("generated"), "{told}");
     }
 
     #[test]

@@ -15,6 +15,46 @@ pub fn text(outcome: &Outcome) -> String {
     text
 }
 
+/// Rows for CSV: a phase each, with plain numbers.
+pub fn rows(outcome: &Outcome) -> Vec<Vec<String>> {
+    let mut rows = vec![cells(&[
+        "job",
+        "phase",
+        "start_s",
+        "end_s",
+        "time_s",
+        "io_s",
+        "written_bytes",
+        "read_bytes",
+        "bytes_per_s",
+        "stalled_s",
+        "stalled_share",
+        "bound_by",
+        "busy_share",
+    ])];
+    for job in &outcome.jobs {
+        for phase in &job.phases {
+            let bound = phase.bound_by.as_ref();
+            rows.push(vec![
+                job.name.clone(),
+                phase.name.clone(),
+                phase.start_s.to_string(),
+                phase.end_s.to_string(),
+                phase.time_s.to_string(),
+                phase.io_s.to_string(),
+                phase.written_bytes.to_string(),
+                phase.read_bytes.to_string(),
+                phase.bytes_per_s.to_string(),
+                phase.stalled_s.to_string(),
+                phase.stalled_share.to_string(),
+                bound.map_or(String::new(), |bound| bound.resource.words().into()),
+                bound.map_or(String::new(), |bound| bound.busy_share.to_string()),
+            ]);
+        }
+    }
+    rows
+}
+
 fn cells(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_string()).collect()
 }

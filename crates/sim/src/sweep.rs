@@ -13,13 +13,17 @@ use std::path::{Path, PathBuf};
 
 /// Most points of a sweep.
 pub const MAX_POINTS: usize = 10_000;
+/// Keys that neither file has: how many processes run IOR, and the interval of checkpoints.
+pub const OF_PROGRAM: [&str; 2] = ["processes", "checkpoint_interval"];
+/// The seed of the run.
+pub const SEED: &str = "seed";
 /// Most values of one range.
 const MAX_VALUES: usize = 1_000;
 
 /// A key and the values that it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// A key of the machine file, or `processes`.
+    /// A key of the machine file, `workload.` with one of the workload, or one of [`OF_PROGRAM`] or [`SEED`].
     pub key: String,
     /// Its values.
     pub values: Vec<String>,
@@ -128,8 +132,8 @@ pub struct Sweep {
     pub points: Vec<Point>,
 }
 
-/// Gives the program of a machine, with so many processes if a range says how many.
-pub type ProgramOf<'a> = dyn Fn(&Machine, Option<u32>) -> Result<Program, Failure> + Sync + 'a;
+/// Gives the program of a machine, with these settings: of the workload, and those of [`OF_PROGRAM`].
+pub type ProgramOf<'a> = dyn Fn(&Machine, &[Setting]) -> Result<Program, Failure> + Sync + 'a;
 
 /// What is swept.
 pub struct Question<'a> {
@@ -139,7 +143,7 @@ pub struct Question<'a> {
     pub set: &'a [Setting],
     /// The ranges.
     pub ranges: &'a [Range],
-    /// The program of a machine, with so many processes if a range says how many.
+    /// The program of a machine with what ranges set of it.
     pub program: &'a ProgramOf<'a>,
     /// The workload file, if the program is of one.
     pub workload: Option<&'a Path>,
@@ -190,21 +194,24 @@ pub fn sweep(question: &Question, threads: usize, progress: Progress) -> Result<
 fn point(question: &Question, values: &[String]) -> Point {
     let run = || -> Result<(Outcome, Option<f64>), Failure> {
         let mut set = question.set.to_vec();
-        let mut processes = None;
+        let (mut of_program, mut options) = (Vec::new(), question.options);
         for (range, value) in question.ranges.iter().zip(values) {
-            if range.key == "processes" {
-                let why = || format!("processes: {value:?} is no number");
-                let count = value.parse::<u32>();
-                processes = Some(count.map_err(|_| Failure { file: None, why: why() })?);
+            let setting = Setting { key: range.key.clone(), value: value.clone() };
+            if range.key == SEED {
+                let expected = "expected an integer from 0 to 2^64 - 1";
+                let why = || format!("{SEED}: {value:?} is no seed; {expected}");
+                options.seed = value.parse().map_err(|_| Failure { file: None, why: why() })?;
+            } else if setting.is_of_workload() || OF_PROGRAM.contains(&range.key.as_str()) {
+                of_program.push(setting);
             } else {
-                set.push(Setting { key: range.key.clone(), value: value.clone() });
+                set.push(setting);
             }
         }
         let machine = settings::machine(question.machine.0, question.machine.1, &set);
         let machine =
             machine.map_err(|fault| Failure { why: fault.to_string(), file: Some(fault.path) })?;
-        let program = (question.program)(&machine, processes)?;
-        let outcome = model::run(&machine, &program, &question.options);
+        let program = (question.program)(&machine, &of_program)?;
+        let outcome = model::run(&machine, &program, &options);
         let outcome = outcome.map_err(|error: SimError| question.failed(&error))?;
         Ok((outcome, machine.price()))
     };

@@ -103,6 +103,41 @@ impl Report {
         self.targets.iter().all(|target| target.verdict != Verdict::NotMet)
     }
 
+    /// Rows for CSV: a target each, with plain numbers.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let head = [
+            "target",
+            "what",
+            "expected",
+            "simulated",
+            "unit",
+            "tolerance",
+            "verdict",
+            "source",
+            "note",
+        ];
+        let mut rows = vec![head.map(String::from).to_vec()];
+        rows.extend(self.targets.iter().map(|target| {
+            let verdict = match target.verdict {
+                Verdict::Met => "met",
+                Verdict::NotMet => "not-met",
+                Verdict::Attempt => "attempt",
+            };
+            vec![
+                target.target.into(),
+                target.what.clone(),
+                target.expected.to_string(),
+                target.simulated.to_string(),
+                target.unit.into(),
+                target.tolerance.clone(),
+                verdict.into(),
+                target.source.into(),
+                target.note.clone(),
+            ]
+        }));
+        rows
+    }
+
     /// As a table for people.
     pub fn table(&self) -> String {
         let mut rows = vec![

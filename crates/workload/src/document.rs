@@ -201,6 +201,23 @@ impl<'d> Table<'d> {
         }
     }
 
+    /// As `take`, of a number with a unit: what is one, and too large, is told the most.
+    fn take_at_most<T>(
+        &self,
+        key: &'static str,
+        (expected, most): (&str, &str),
+        read: impl Fn(&DeValue) -> Option<T>,
+    ) -> Result<Option<T>, Fault> {
+        self.take(key, expected, &read).map_err(|fault| {
+            let value = self.entries.iter().find(|(name, _)| name.get_ref() == key);
+            let smaller = value.and_then(|(_, value)| as_small(value.get_ref()));
+            match smaller.is_some_and(|smaller| read(&smaller).is_some()) {
+                true => Fault { expected: format!("{expected}, at most {most}"), ..fault },
+                false => fault,
+            }
+        })
+    }
+
     /// Makes a missing key a fault.
     pub fn required<T>(&self, key: &str, value: Option<T>, expected: &str) -> Result<T, Fault> {
         value.ok_or_else(|| self.fault(key, "it is missing", expected))
@@ -250,7 +267,14 @@ impl<'d> Table<'d> {
 
     /// A size in bytes.
     pub fn size(&self, key: &'static str) -> Result<Option<u64>, Fault> {
-        self.take(key, SIZE, size)
+        self.take_at_most(key, (SIZE, MOST_SIZE), size)
+    }
+
+    /// A size of at least one byte.
+    pub fn positive_size(&self, key: &'static str) -> Result<Option<u64>, Fault> {
+        let expected = format!("{SIZE}; at least 1 byte");
+        let positive = |value: &DeValue| size(value).filter(|&bytes| bytes > 0);
+        self.take_at_most(key, (&expected, MOST_SIZE), positive)
     }
 
     /// One size, or a list of them.
@@ -295,11 +319,10 @@ impl<'d> Table<'d> {
 
     /// A time, in nanoseconds.
     pub fn time_ns(&self, key: &'static str) -> Result<Option<u64>, Fault> {
-        self.take(key, "a time, such as \"20ms\", \"1.5h\", or a number of seconds", |value| {
-            match value {
-                DeValue::String(text) => units::parse_time_ns(text),
-                other => units::seconds_to_ns(number(other)?),
-            }
+        let expected = "a time, such as \"20ms\", \"1.5h\", or a number of seconds";
+        self.take_at_most(key, (expected, MOST_TIME), |value| match value {
+            DeValue::String(text) => units::parse_time_ns(text),
+            other => units::seconds_to_ns(number(other)?),
         })
     }
 
@@ -411,6 +434,29 @@ fn keystrokes(a: &str, b: &str) -> usize {
         before = std::mem::replace(&mut last, this);
     }
     last[b.len()]
+}
+
+/// The most of a size, and of a time: what 63 bits hold of bytes and of nanoseconds.
+const MOST_SIZE: &str = "8 EiB less one byte";
+const MOST_TIME: &str = "292 years";
+
+/// A number above 0 with a unit, as a small one of that unit.
+fn as_small<'v>(value: &DeValue) -> Option<DeValue<'v>> {
+    /// No number of seconds that is refused is smaller, but for negative ones.
+    const LARGE: f64 = 9e9;
+    match value {
+        DeValue::String(text) => {
+            let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.'));
+            let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+            let small = if number.contains('.') { "1.5" } else { "1" };
+            let above_0 = number.parse::<f64>().is_ok_and(|number| number > 0.0);
+            above_0.then(|| DeValue::String(format!("{small}{unit}").into()))
+        }
+        other if number(other).is_some_and(|number| number > LARGE) => {
+            Some(DeValue::String("1s".into()))
+        }
+        _ => None,
+    }
 }
 
 const SIZE: &str = "a size, such as \"4KiB\", \"1MB\", or an integer in bytes";
@@ -527,6 +573,29 @@ mod tests {
         let expected = "f.toml:2: blok: this key is not known here (did you mean block?); expected one of a, block";
         assert_eq!(fault, expected);
         assert_eq!(root.knows(&["a", "blok"]), Ok(()));
+    }
+
+    #[test]
+    fn what_is_too_large_and_what_is_nothing_is_told_so() {
+        let document = document(
+            "a = \"99999999999999TiB\"\nb = \"1000000000h\"\nc = 0\nd = \"0KiB\"\ne = \"5 weeks\"\nf = \"4 GiB\"\ng = 1e15\n",
+        );
+        let root = document.root();
+        let told = |fault: Result<Option<u64>, Fault>| fault.expect_err("refused").to_string();
+        let size = told(root.size("a"));
+        assert!(size.starts_with("f.toml:1: a: it is \"99999999999999TiB\"; expected"), "{size}");
+        assert!(size.ends_with(", at most 8 EiB less one byte"), "{size}");
+        assert!(told(root.time_ns("b")).ends_with("seconds, at most 292 years"));
+        assert!(told(root.time_ns("g")).ends_with("seconds, at most 292 years"));
+        for (key, value) in [("c", "0"), ("d", "\"0KiB\"")] {
+            let fault = told(root.positive_size(key));
+            assert!(fault.contains(&format!(": {key}: it is {value}; expected a size")), "{fault}");
+            assert!(fault.ends_with("at least 1 byte"), "{fault}");
+        }
+        for fault in [told(root.time_ns("e")), told(root.size("f")), told(root.size("e"))] {
+            assert!(!fault.contains("at most"), "{fault}");
+        }
+        assert_eq!(root.positive_size("h"), Ok(None));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `forebay sim`: simulations of machines with burst buffers. `forebay-sim` does them; here are arguments and tables.
 
 use super::sim_check::{self, of_files};
+use crate::args_bench::parse_size;
 use crate::args_sim::{
     HowArgs, MachineArgs, SimCommand, SimCompareArgs, SimExplainArgs, SimFigureArgs,
     SimMachineArgs, SimPholdArgs, SimRunArgs, SimSizeArgs, SimSweepArgs, SimValidateArgs,
@@ -11,9 +12,12 @@ use crate::failure::{
 };
 use crate::failure_parts::NotSimulated;
 use forebay_proto::control::ControlError;
+use forebay_sim::checkpoints::Interval;
 use forebay_sim::machine::Machine;
 use forebay_sim::model::{self, Options, SimError};
 use forebay_sim::program::Program;
+use forebay_sim::settings::Setting;
+use forebay_sim::units::format_time;
 use forebay_sim::{
     checkpoints, compare, explain, page, parallel, presets, report, settings, size, study, sweep,
     validate,
@@ -52,11 +56,12 @@ fn machine(args: &MachineArgs) -> anyhow::Result<Machine> {
     Ok(settings::machine(&path, &text, &args.set)?)
 }
 
-/// The program that is meant: a workload file, or IOR's parameters.
-fn program(args: &WorkloadArgs, machine: &Machine) -> anyhow::Result<Program> {
+/// The program that is meant: a workload file, or IOR's parameters; with what is set of it.
+fn program(args: &WorkloadArgs, machine: &Machine, set: &[Setting]) -> anyhow::Result<Program> {
     if let Some(path) = &args.workload {
-        return Ok(presets::program(path)?);
+        return Ok(presets::changed_program(path, set)?);
     }
+    let args = &with_parameters(args, set)?;
     let pattern = Pattern {
         tasks: args.tasks,
         block_bytes: args.block_bytes,
@@ -71,29 +76,71 @@ fn program(args: &WorkloadArgs, machine: &Machine) -> anyhow::Result<Program> {
     Ok(Program::ior(&pattern, per_node))
 }
 
+/// IOR's parameters by the names that a workload file has for them.
+fn with_parameters(args: &WorkloadArgs, set: &[Setting]) -> Result<WorkloadArgs, Usage> {
+    let mut args = args.clone();
+    for Setting { key, value } in set {
+        let wrong = |expected: &str| Usage(format!("{key}: it is {value:?}; expected {expected}"));
+        let size = || parse_size(value).map_err(|_| wrong("a size, such as 1MiB"));
+        let count = || match value.parse::<u32>() {
+            Ok(count) if count > 0 => Ok(count),
+            _ => Err(wrong("an integer of at least 1")),
+        };
+        match key.trim_start_matches(settings::workload::PREFIX) {
+            "processes" => args.tasks = count()?,
+            "processes_per_node" => args.processes_per_node = Some(count()?),
+            "segments" => args.segments = count()?.into(),
+            "block" => args.block_bytes = size()?,
+            "transfer" => args.transfer_bytes = size()?,
+            _ => {
+                let known = "one of IOR's parameters: block, transfer, segments, processes or processes_per_node; or a workload file";
+                return Err(Usage(format!("{key}: there is no workload file; expected {known}")));
+            }
+        }
+    }
+    Ok(args)
+}
+
 fn options(args: &HowArgs) -> Options {
-    let options = Options { seed: args.seed, ..Options::default() };
+    let options = Options { seed: args.seed, max_events: args.max_events, ..Options::default() };
     if args.coarse { options.coarse() } else { options }
 }
 
 /// What is simulated, and how.
 fn simulation(args: &SimulationArgs) -> anyhow::Result<(Machine, Program, Options)> {
     let machine = machine(&args.machine)?;
-    let program = at_intervals(args, &args.workload, &machine)?;
+    let program = at_intervals(args, &machine, &[], args.how.checkpoint_interval)?;
     Ok((machine, program, options(&args.how)))
 }
 
-/// A program with the wanted intervals between its checkpoints.
+/// A program with what `--set` and then `more` set of it, and with the wanted intervals between its checkpoints.
 fn at_intervals(
     args: &SimulationArgs,
-    workload: &WorkloadArgs,
     machine: &Machine,
+    more: &[Setting],
+    interval: Option<Interval>,
 ) -> anyhow::Result<Program> {
-    let mut program = program(workload, machine)?;
-    if let Some(interval) = args.how.checkpoint_interval {
+    let set = args.machine.set.iter().filter(|setting| setting.is_of_workload());
+    let set: Vec<Setting> = set.chain(more).cloned().collect();
+    let mut program = program(&args.workload, machine, &set)?;
+    if let Some(interval) = interval {
         checkpoints::set_interval(machine, &mut program, interval).map_err(failed(args))?;
     }
     Ok(program)
+}
+
+/// Says how many events a run has and about how long it takes, where somebody would wonder.
+fn say_forecast(machine: &Machine, program: &Program, options: &Options) {
+    /// Shorter ones are over before anybody has read it.
+    const LONG_S: f64 = 10.0;
+    let forecast = model::forecast(machine, program, options);
+    if forecast.seconds() >= LONG_S && forecast.least <= options.max_events as f64 {
+        eprintln!(
+            "forebay: about {:.0} million events to simulate, some {}",
+            forecast.events / 1e6,
+            format_time(forecast.seconds())
+        );
+    }
 }
 
 /// The same, of what is simulated.
@@ -105,12 +152,15 @@ fn simulate(args: &SimRunArgs) -> Outcome {
     check_page(args.html.as_deref())?;
     let (machine, program, options) = simulation(&args.simulation)?;
     let options = Options { decisions: args.decisions, ..options };
+    say_forecast(&machine, &program, &options);
     let explained = explain::explain(&machine, &program, &options);
     let explained = explained.map_err(failed(&args.simulation))?;
     write_page(args.html.as_deref(), || page::run(&explained, &machine))?;
     let outcome = explained.outcome;
     if args.json {
         print_json(&outcome)?;
+    } else if args.csv {
+        print!("{}", forebay_sim::text::csv(&report::rows(&outcome)));
     } else {
         print!("{}", report::text(&outcome));
     }
@@ -118,13 +168,16 @@ fn simulate(args: &SimRunArgs) -> Outcome {
 }
 
 fn hold_against_targets(args: &SimValidateArgs) -> Outcome {
-    let report =
-        with_bar(args.json, |progress| validate::validate(args.threads.count(), progress))?;
+    let report = with_bar(args.json || args.csv, |progress| {
+        validate::validate(args.threads.count(), progress)
+    })?;
     let met = report.met();
     if args.json {
         let mut shown = serde_json::to_value(&report)?;
         shown["met"] = met.into();
         print_json(&shown)?;
+    } else if args.csv {
+        print!("{}", forebay_sim::text::csv(&report.rows()));
     } else {
         print!("{}", report.table());
     }
@@ -168,10 +221,12 @@ fn machines(args: &SimMachineArgs) -> Outcome {
 
 fn explain_phases(args: &SimExplainArgs) -> Outcome {
     let (machine, program, options) = simulation(&args.simulation)?;
+    say_forecast(&machine, &program, &options);
     let explained = explain::explain(&machine, &program, &options);
     let explained = explained.map_err(failed(&args.simulation))?;
     match args.json {
         true => print_json(&explained)?,
+        false if args.csv => print!("{}", forebay_sim::text::csv(&explain::rows(&explained))),
         false => print!("{}", explain::text(&explained)),
     }
     Ok(EXIT_OK)
@@ -182,12 +237,10 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
     let (path, text, _) = presets::load(&args.simulation.machine.machine)?;
     let of_processes = args.over.iter().any(|range| range.key == "processes");
     if of_processes && args.simulation.workload.workload.is_some() {
-        return Err(Usage("--over processes: a workload file says how many processes there are; expected IOR's parameters".into()).into());
+        return Err(Usage("--over processes: a workload file says how many processes there are; expected workload.processes, or IOR's parameters".into()).into());
     }
-    let made = |machine: &Machine, processes: Option<u32>| {
-        let tasks = processes.unwrap_or(args.simulation.workload.tasks);
-        let workload = WorkloadArgs { tasks, ..args.simulation.workload.clone() };
-        at_intervals(&args.simulation, &workload, machine).map_err(|error| not_made(&error))
+    let made = |machine: &Machine, set: &[Setting]| {
+        of_point(&args.simulation, machine, set).map_err(|error| not_made(&error))
     };
     let question = sweep::Question {
         machine: (&path, &text),
@@ -209,6 +262,28 @@ fn sweep_keys(args: &SimSweepArgs) -> Outcome {
         print!("{}", forebay_sim::text::table(&swept.rows(true), &[]));
     }
     unless_all_failed(failed_points(&path, &swept))
+}
+
+/// The program of a point of a sweep.
+fn of_point(args: &SimulationArgs, machine: &Machine, set: &[Setting]) -> anyhow::Result<Program> {
+    let mut interval = args.how.checkpoint_interval;
+    let mut more = Vec::new();
+    for setting in set {
+        match setting.key.as_str() {
+            "checkpoint_interval" => {
+                let parsed = Interval::parse(&setting.value);
+                let parsed = parsed.map_err(|why| Usage(format!("{}: {why}", setting.key)));
+                interval = Some(parsed?);
+            }
+            // IOR's -N, by its older name.
+            "processes" => {
+                let key = format!("{}processes", settings::workload::PREFIX);
+                more.push(Setting { key, value: setting.value.clone() });
+            }
+            _ => more.push(setting.clone()),
+        }
+    }
+    at_intervals(args, machine, &more, interval)
 }
 
 /// What is right is shown although something else failed, which is told; where nothing is right it is the command's error.
@@ -347,6 +422,7 @@ fn cpu_s() -> f64 {
 
 fn phold(args: &SimPholdArgs) -> Outcome {
     let mut rows = vec![["processes", "queue", "million events/s"].map(String::from).to_vec()];
+    let mut plain = vec![["processes", "queue", "events_per_s"].map(String::from).to_vec()];
     let mut measured = Vec::new();
     for &processes in &args.processes {
         let run = Phold { processes, events: args.events, remote: 0.25, seed: 1 };
@@ -357,6 +433,7 @@ fn phold(args: &SimPholdArgs) -> Outcome {
             let per_s = outcome.events as f64 / (cpu_s() - began_s).max(1e-9);
             checksums.push(outcome);
             rows.push(vec![processes.to_string(), queue.into(), format!("{:.2}", per_s / 1e6)]);
+            plain.push(vec![processes.to_string(), queue.into(), per_s.to_string()]);
             measured.push(json!({ "processes": processes, "queue": queue, "events_per_s": per_s }));
         };
         add("ladder", &|| run.run(&mut Ladder::default()));
@@ -370,6 +447,7 @@ fn phold(args: &SimPholdArgs) -> Outcome {
     }
     match args.json {
         true => print_json(&json!({ "phold": measured }))?,
+        false if args.csv => print!("{}", forebay_sim::text::csv(&plain)),
         false => print!("{}", forebay_sim::text::table(&rows, &[0, 2])),
     }
     Ok(EXIT_OK)

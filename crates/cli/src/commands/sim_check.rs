@@ -30,8 +30,20 @@ pub(super) fn of_files<'a>(
     }
 }
 
+/// A workload that is replayed is what its file says.
+fn of_machine_alone(args: &MachineArgs) -> Result<(), Usage> {
+    match args.set.iter().find(|setting| setting.is_of_workload()) {
+        Some(setting) => Err(Usage(format!(
+            "--set {}: a workload is replayed as its file has it; expected keys of the machine file",
+            setting.key
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Runs `forebay sim check`.
 pub fn check(args: &SimCheckArgs) -> Outcome {
+    of_machine_alone(&args.machine)?;
     let (path, text, _) = presets::load(&args.machine.machine)?;
     let machine = settings::machine(&path, &text, &args.machine.set)?;
     let workload = read(&args.workload, args.seed)?;
@@ -41,7 +53,7 @@ pub fn check(args: &SimCheckArgs) -> Outcome {
     let options = Options { seed: args.seed.into(), ..Options::default() };
     let outcome = model::run(&machine, &program, &options);
     let outcome = outcome.map_err(of_files(&args.machine, Some(&args.workload)))?;
-    let replayed = replay(&workload, &args.dir, &args.replay, args.json)?;
+    let replayed = replay(&workload, &args.dir, &args.replay, args.json || args.csv)?;
     let checked = check::compare(&outcome, &replayed);
     if checked.is_empty() {
         let why = "no phase moves bytes or names, so there is nothing to compare";
@@ -63,6 +75,7 @@ pub fn check(args: &SimCheckArgs) -> Outcome {
     };
     match args.json {
         true => print_json(&result)?,
+        false if args.csv => print!("{}", forebay_sim::text::csv(&check::rows(&result))),
         false => print!("{}", check::text(&result)),
     }
     Ok(EXIT_OK)
@@ -70,6 +83,7 @@ pub fn check(args: &SimCheckArgs) -> Outcome {
 
 /// Runs `forebay sim calibrate`.
 pub fn calibrate(args: &SimCalibrateArgs) -> Outcome {
+    of_machine_alone(&args.machine)?;
     if let Some(both) = args.other.iter().find(|other| args.fitted.contains(other)) {
         return Err(Usage(format!(
             "{}: it is to be fitted and held out; expected one of the two",
@@ -92,6 +106,7 @@ pub fn calibrate(args: &SimCalibrateArgs) -> Outcome {
     std::fs::write(&args.output, &made.text).map_err(at("write", &args.output))?;
     match args.json {
         true => print_json(&made)?,
+        false if args.csv => print!("{}", forebay_sim::text::csv(&calibrate::rows(&made))),
         false => print!("{}", calibrate::text(&made)),
     }
     Ok(EXIT_OK)
@@ -117,6 +132,7 @@ fn observation(file: &Path, args: &SimCalibrateArgs) -> anyhow::Result<Observati
         let replayed = check.checked.into_iter().map(|phase| Replayed {
             job: phase.job,
             phase: phase.phase,
+            number: phase.number,
             runs_s: phase.runs_s,
         });
         return Ok(Observation {
@@ -135,7 +151,7 @@ fn observation(file: &Path, args: &SimCalibrateArgs) -> anyhow::Result<Observati
         name: name.trim_end_matches(".toml").to_string(),
         program: simulated(&workload)?,
         set: shared.clone(),
-        replayed: replay(&workload, dir, &args.replay, args.json)?,
+        replayed: replay(&workload, dir, &args.replay, args.json || args.csv)?,
     })
 }
 
@@ -150,22 +166,32 @@ fn read(path: &Path, seed: u32) -> anyhow::Result<Workload> {
 }
 
 /// Job, phase and seconds of what did something, as a simulation has them: a job that lists its operations is one phase.
-fn times(workload: &Workload, played: &Played) -> Vec<(String, String, f64)> {
+fn times(workload: &Workload, played: &Played) -> Vec<Replayed> {
+    let of_phase = |job: &str, phase: &str, number, time_s| Replayed {
+        job: job.into(),
+        phase: phase.into(),
+        number,
+        runs_s: vec![time_s],
+    };
     let mut times = Vec::new();
     for (number, job) in workload.jobs.iter().enumerate() {
         let of_job = played.phases.iter().filter(|phase| phase.job as usize == number);
         let of_job: Vec<&PhaseResult> = of_job.filter(|phase| phase.all_calls() > 0).collect();
-        let Work::Listed { .. } = job.work else {
-            let each = of_job.iter();
-            times.extend(each.map(|p| (p.job_name.clone(), p.name.clone(), p.time_s())));
+        if let Work::Phases(phases) = &job.work {
+            times.extend(of_job.iter().map(|of| {
+                // Phases of one name are told apart by their order.
+                let before = phases.iter().take(of.phase as usize);
+                let number = before.filter(|phase| phase.name == of.name).count() as u32;
+                of_phase(&of.job_name, &of.name, number, of.time_s())
+            }));
             continue;
-        };
+        }
         let Some(first) = of_job.first() else { continue };
         let begin_ns = of_job.iter().map(|phase| phase.begin_ns()).min().unwrap_or(0);
         let ends = of_job.iter().flat_map(|phase| &phase.processes);
         let end_ns = ends.map(|(_, record)| record.end_ns).max().unwrap_or(0);
         let time_s = end_ns.saturating_sub(begin_ns) as f64 / 1e9;
-        times.push((first.job_name.clone(), from_workload::LISTED_PHASE.to_string(), time_s));
+        times.push(of_phase(&first.job_name, from_workload::LISTED_PHASE, 0, time_s));
     }
     times
 }
@@ -175,7 +201,7 @@ fn replay(
     workload: &Workload,
     dir: &Path,
     args: &SimReplayArgs,
-    json: bool,
+    hidden: bool,
 ) -> anyhow::Result<Vec<Replayed>> {
     let mut replayed: Vec<Replayed> = Vec::new();
     for run in 0..args.runs as usize {
@@ -191,7 +217,7 @@ fn replay(
             }
         }
         let own = OwnDir::make(dir, false)?;
-        let mut display = Display::new(bar(args.quiet || json));
+        let mut display = Display::new(bar(args.quiet || hidden));
         let played = play(workload, &ReplayOptions::of(own.path()), &mut display);
         display.end();
         let played = played?;
@@ -200,14 +226,17 @@ fn replay(
             let why = format!("{} transfers did not read what was written", played.differences());
             return Err(ControlError::new("replay in", Some(dir), &why).into());
         }
-        for (job, phase, time_s) in times(workload, &played) {
-            let known = replayed.iter().position(|r| r.job == job && r.phase == phase);
-            let at = known.unwrap_or_else(|| {
-                replayed.push(Replayed { job, phase, runs_s: vec![0.0; args.runs as usize] });
+        for of_run in times(workload, &played) {
+            let is_it = |other: &Replayed| {
+                (&other.job, &other.phase, other.number)
+                    == (&of_run.job, &of_run.phase, of_run.number)
+            };
+            let at = replayed.iter().position(is_it).unwrap_or_else(|| {
+                replayed.push(Replayed { runs_s: vec![0.0; args.runs as usize], ..of_run.clone() });
                 replayed.len() - 1
             });
             // Repetitions of a phase are one figure.
-            replayed[at].runs_s[run] += time_s;
+            replayed[at].runs_s[run] += of_run.runs_s.iter().sum::<f64>();
         }
     }
     Ok(replayed)

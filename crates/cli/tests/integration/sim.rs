@@ -153,6 +153,9 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
     );
     assert!(told("rate = \"1Gbit/s\"", "rate = \"0MB/s\"").contains("network.rate"));
     assert!(told("rate = \"1Gbit/s\"", "rate = \"-5MB/s\"").contains("network.rate"));
+    assert!(told("nodes = 1", "nodez = 1").contains("compute.nodez: this key is not known here"));
+    assert!(told("\"64GiB\"", "0").contains("buffer.capacity: it is 0; expected a size"));
+    assert!(told("\"5ms\"", "\"1000000000h\"").contains("at most 292 years"));
     assert!(
         told("nodes = 1", "nodes = 0")
             .contains("compute.nodes: it is 0; expected an integer from 1")
@@ -197,6 +200,28 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
     assert!(vast.contains("more than 1 EiB") && vast.contains("block: ior: phase write"), "{vast}");
     let slow = failed(&["run", "-N", "4", "-F", "--set", "network.rate=0.000001B/s"]);
     assert!(slow.contains("given up") && slow.contains("higher rates"), "{slow}");
+    assert!(slow.contains("simulate intrepid-2011.toml: network.rate: given up"), "{slow}");
+    // What is known beforehand to be too much is told beforehand.
+    let tiny = ["run", "-m", "laptop", "-N", "4", "-b", "1t", "-t", "1k"];
+    let many = failed(&tiny);
+    assert!(
+        many.contains("transfer: ior: phase write: about ") && many.contains(" million events"),
+        "{many}"
+    );
+    assert!(
+        many.contains("; expected at most 1000000000 events: ") && many.contains("--max-events"),
+        "{many}"
+    );
+    let few = failed(&["run", "-N", "64", "-F", "--max-events", "100"]);
+    assert!(few.contains("expected at most 100 events"), "{few}");
+    let strip = ["buffer.redundancy.kind=parity", "buffer.redundancy.strip=0"];
+    let strip = failed(&["run", "--set", strip[0], "--set", strip[1]]);
+    assert!(strip.contains("buffer.redundancy.strip: it is 0; expected a size"), "{strip}");
+    let alone = failed(&["run", "-m", "laptop", "--set", "buffer.redundancy.kind=copies"]);
+    assert!(alone.contains("2 copies and the machine has 1 buffers"), "{alone}");
+    for wrong in [&["size", "--seeds", "0"][..], &["phold", "--processes", "0"]] {
+        assert!(failed(wrong).contains("expected an integer from 1 to "), "{wrong:?}");
+    }
     let stuck = failed(&[
         "run",
         "-b",
@@ -316,6 +341,118 @@ fn a_sweep_tells_how_many_points_failed_and_why_the_first_did() {
     let plain = text(&output.stderr);
     let wanted = "1 of 2 points failed, the first (buffer.capacity=nonsense): ";
     assert!(plain.contains(wanted), "{plain}");
+}
+
+#[test]
+fn a_sweep_goes_over_keys_of_the_workload_the_seed_and_the_interval() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.toml");
+    let file = "workload = 1\n[[file]]\nname = \"f\"\npath = \"{repeat}/{process}\"\n[[job]]\nprocesses = 4\n[[job.phase]]\nname = \"dump\"\nrepeat = 3\n\
+                pause = \"1min\"\nsteps = [{ write = \"f\", block = \"64MiB\", transfer = \"1MiB\" }]\n";
+    fs::write(&path, file).unwrap();
+    let workload = path.to_str().unwrap();
+    let of_file = ["-m", "laptop", "--set", "workload.repeat=2", "--set", "buffer=none"];
+    let written = |more: &[&str]| {
+        let outcome = json(&[&["run", workload][..], &of_file, more, &["--json"]].concat());
+        outcome["bytes"]["written"].as_u64().unwrap() >> 20
+    };
+    assert_eq!(written(&[]), 2 * 4 * 64);
+    assert_eq!(written(&["--set", "workload.block=32MiB"]), 2 * 4 * 32);
+    assert_eq!(written(&["--set", "workload.job[0].phase[0].steps[0].segments=2"]), 2 * 4 * 128);
+    let over = |over: &[&str]| {
+        let over: Vec<&str> = over.iter().flat_map(|range| ["--over", *range]).collect();
+        let swept = [&["sweep", workload][..], &of_file, &over, &["--json"]].concat();
+        let points = json(&swept)["points"].as_array().unwrap().clone();
+        points.iter().map(|point| point["end_s"].as_f64().unwrap()).collect::<Vec<f64>>()
+    };
+    let blocks = over(&["workload.block=16MiB..64MiB*2"]);
+    assert!(blocks.len() == 3 && blocks.is_sorted() && blocks[2] > blocks[0] + 1.0, "{blocks:?}");
+    let seeds = over(&["seed=1..3+1"]);
+    assert!(seeds.len() == 3 && seeds[0] == seeds[2], "nothing is drawn: {seeds:?}");
+    // Half the interval: twice as many checkpoints behind the first.
+    let intervals = over(&["checkpoint_interval=1min,30s"]);
+    assert!(intervals[1] > intervals[0] + 1.0, "{intervals:?}");
+    let ior = ["sweep", "-m", "laptop", "-N", "4", "-F", "--over", "workload.transfer=1MiB,4MiB"];
+    assert_eq!(done(&[&ior[..], &["--csv"]].concat()).lines().count(), 3);
+    let kinds =
+        ["sweep", "-N", "64", "-b", "4m", "--over", "buffer.redundancy.kind=none,copies,parity"];
+    assert!(!done(&[&kinds[..], &["--csv"]].concat()).contains("missing"));
+    for (arguments, wanted) in [
+        (
+            &["run", workload, "--set", "workload.blok=1"][..],
+            "blok: this key stands nowhere in the workload",
+        ),
+        (
+            &["run", workload, "--set", "workload.repeat=0"],
+            "w.toml: job[0].phase[0].repeat: it is 0",
+        ),
+        (&["run", "--set", "workload.think=1"], "one of IOR's parameters"),
+        (&["run", "month-2011", "--set", "workload.repeat=1"], "generated"),
+        (
+            &["check", workload, "--dir", "/", "--set", "workload.repeat=1"],
+            "keys of the machine file",
+        ),
+        (&["sweep", workload, "--over", "seed=x"], "seed: \"x\" is no seed"),
+        (
+            &["sweep", workload, "--over", "checkpoint_interval=x"],
+            "(checkpoint_interval=x): checkpoint_interval: ",
+        ),
+        (&["sweep", "--over", "processes=a"], "processes: it is \"a\""),
+    ] {
+        let output = sim(arguments);
+        let told = text(&output.stderr);
+        assert!(!output.status.success() && told.contains(wanted), "{arguments:?}: {told}");
+    }
+}
+
+#[test]
+fn tables_are_printed_as_csv() {
+    let ior = ["-N", "512", "-b", "8m", "-F", "--csv"];
+    for (arguments, head) in [
+        (&[&["run"][..], &ior].concat()[..], "job,phase,start_s,end_s,time_s,io_s,written_bytes"),
+        (&[&["explain"][..], &ior].concat(), "job,phase,bytes_per_s,bound_by,busy_share,closed_"),
+        (&["phold", "--events", "10000", "--processes", "16", "--csv"], "processes,queue,events"),
+    ] {
+        let printed = done(arguments);
+        let mut lines = printed.lines();
+        assert!(lines.next().unwrap().starts_with(head), "{printed}");
+        assert!(lines.next().is_some(), "{printed}");
+    }
+    assert!(!sim(&["run", "-N", "1", "--csv", "--json"]).status.success());
+}
+
+/// A replay of two phases of one name, which do very different things.
+#[test]
+fn phases_of_one_name_are_checked_each_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("w.toml");
+    let phase = |think: &str| {
+        format!(
+            "{{ name = \"p\", steps = [{{ write = \"f\", block = \"64KiB\" }}, {{ think = \"{think}\" }}] }}"
+        )
+    };
+    let text = format!(
+        "workload = 1\n[[file]]\nname = \"f\"\npath = \"f\"\n[[job]]\nname = \"j\"\nphase = [{}, {}]\n",
+        phase("100ms"),
+        phase("1s")
+    );
+    fs::write(&path, text).unwrap();
+    let (workload, place) = (path.to_str().unwrap(), dir.path().to_str().unwrap());
+    let asked = ["check", workload, "-m", "laptop", "--dir", place, "--runs", "1"];
+    let checked = json(&[&asked[..], &["--json"]].concat());
+    let phases = checked["checked"].as_array().unwrap();
+    assert_eq!(phases.len(), 2, "{checked}");
+    for (number, least_s) in [(0, 0.1), (1, 1.0)] {
+        let phase = &phases[number];
+        assert_eq!(phase["number"], number, "{checked}");
+        for key in ["predicted_s", "replayed_s"] {
+            let time_s = phase[key].as_f64().unwrap();
+            assert!(time_s >= least_s, "{key}: {checked}");
+        }
+    }
+    assert!(phases[0]["predicted_s"].as_f64() < Some(1.0), "{checked}");
+    let csv = done(&[&asked[..], &["--csv"]].concat());
+    assert!(csv.starts_with("job,phase,number,predicted_s,replayed_s,error,runs\nj,p,0,"), "{csv}");
 }
 
 /// Never signalled as often as it is waited for.

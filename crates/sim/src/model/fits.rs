@@ -5,8 +5,9 @@
 
 use super::{Key, Options, SimError};
 use crate::machine::{Attach, DrainWhen, Machine};
-use crate::program::{Action, Job, Program};
+use crate::program::{Action, Job, Program, Who};
 use forebay_policy::room::reserve_bytes;
+use forebay_sim_engine::queue::LAST_NS;
 
 /// Of a job of many I/O nodes a burst of at most so many bytes on each is simulated by one process.
 const SMALL_BURST_BYTES: u64 = 64 << 20;
@@ -34,10 +35,9 @@ pub(super) fn fits(
     let (mut processes, mut bytes) = (0, 0);
     for job in &program.jobs {
         fits_nodes(machine, job)?;
+        fits_time(job)?;
         fits_bytes(machine, job, &mut bytes)?;
-        let (per_origin, merge) = merging(machine, options, job);
-        let whole = u64::from(job.processes) / per_origin * per_origin.div_ceil(merge);
-        processes += whole + (u64::from(job.processes) % per_origin).div_ceil(merge);
+        processes += simulated_processes(machine, options, job);
         if processes > MOST_PROCESSES {
             return Err(SimError::DoesNotFit {
                 job: job.name.clone(),
@@ -46,6 +46,44 @@ pub(super) fn fits(
                     "at most {MOST_PROCESSES}: fewer processes, or --coarse, which simulates several as one"
                 ),
                 key: Key::Workload("processes"),
+            });
+        }
+    }
+    super::forecast::fits_events(machine, program, options)
+}
+
+/// Processes of a job that are simulated: fewer than it has where they are merged.
+pub(super) fn simulated_processes(machine: &Machine, options: &Options, job: &Job) -> u64 {
+    let (per_origin, merge) = merging(machine, options, job);
+    let whole = u64::from(job.processes) / per_origin * per_origin.div_ceil(merge);
+    whole + (u64::from(job.processes) % per_origin).div_ceil(merge)
+}
+
+/// Whether what a job computes and pauses is a time that can be counted.
+fn fits_time(job: &Job) -> Result<(), SimError> {
+    let mut all_ns = u128::from(job.start_ns);
+    for phase in &job.phases {
+        // Of steps that only some do nobody knows here whether they are done one after the other.
+        let by_all = phase.steps.iter().filter(|step| step.who == Who::ALL);
+        let each_ns = by_all.map(|step| match step.action {
+            Action::Compute { ns } => u128::from(ns),
+            Action::Move { think_ns, transfers, .. } => {
+                u128::from(think_ns) * u128::from(transfers)
+            }
+            _ => 0,
+        });
+        let each_ns = each_ns.fold(u128::from(phase.pause_ns), u128::saturating_add);
+        all_ns = all_ns.saturating_add(each_ns.saturating_mul(phase.repeat.into()));
+        if all_ns >= u128::from(LAST_NS) {
+            let key = if phase.repeat > 1 { "repeat" } else { "think" };
+            return Err(SimError::DoesNotFit {
+                job: job.name.clone(),
+                found: format!(
+                    "phase {}: {} repetitions compute and pause for more than 292 years, with what comes before them",
+                    phase.name, phase.repeat
+                ),
+                expected: "at most 292 years".into(),
+                key: Key::Workload(key),
             });
         }
     }

@@ -11,6 +11,7 @@
 mod buffers;
 mod failures;
 mod fits;
+mod forecast;
 mod nodes;
 mod outcome;
 mod placement;
@@ -19,6 +20,7 @@ mod rebuild;
 mod rules;
 mod stations;
 
+pub use forecast::{Forecast, forecast};
 pub use outcome::{
     Bound, BufferOutcome, Bytes, Decided, Decision, JobOutcome, Outcome, PhaseOutcome, Resource,
     Series,
@@ -54,6 +56,8 @@ pub struct Options {
     pub jitter: f64,
 }
 
+/// Events of a run that a person asks for, if they do not say how many: some minutes.
+pub const ASKED_EVENTS: u64 = 1_000_000_000;
 /// Events of a run, if nobody says how many.
 pub const MAX_EVENTS: u64 = 4_000_000_000;
 
@@ -136,6 +140,8 @@ pub enum SimError {
         at_s: f64,
         /// What it was doing.
         why: String,
+        /// What took all that time; None: its events were too many.
+        key: Option<Key>,
     },
     /// A law of the simulator is broken: a fault of the simulator.
     #[error("a fault of the simulator: {0}")]
@@ -148,7 +154,8 @@ impl SimError {
         match self {
             SimError::DoesNotFit { key, .. } | SimError::Stuck { key, .. } => Some(*key),
             SimError::NoRoom { .. } => Some(Key::Machine("buffer.when_full")),
-            SimError::TooLong { .. } | SimError::Broken(_) => None,
+            SimError::TooLong { key, .. } => *key,
+            SimError::Broken(_) => None,
         }
     }
 
@@ -166,7 +173,12 @@ impl SimError {
         match self {
             SimError::DoesNotFit { expected, .. } | SimError::Stuck { expected, .. } => expected,
             SimError::NoRoom { .. } => "block or bypass, or a larger buffer.capacity",
-            SimError::TooLong { .. } => "fewer or larger operations, higher rates, or --coarse",
+            SimError::TooLong { key: Some(_), .. } => {
+                "higher rates, or fewer or larger operations: 292 years are the most"
+            }
+            SimError::TooLong { .. } => {
+                "fewer or larger operations, --coarse, or a larger --max-events"
+            }
             SimError::Broken(_) => "",
         }
     }
@@ -340,6 +352,7 @@ impl<'a> Sim<'a> {
                     events: self.events,
                     at_s: self.now_ns as f64 / 1e9,
                     why: self.what_waits(),
+                    key: never.then(|| Key::Machine(self.slowest())),
                 });
             }
         }
@@ -504,6 +517,22 @@ impl<'a> Sim<'a> {
         }
     }
 
+    /// The key of what had most to do.
+    fn slowest(&self) -> &'static str {
+        let busy = |class: &Class| {
+            let lines = &self.stations.groups[*class as usize].lines;
+            lines.iter().map(|line| line.busy_ns).max().unwrap_or(0)
+        };
+        let limited =
+            self.machine.buffer.as_ref().is_some_and(|b| b.drain.limit_bytes_per_s.is_some());
+        match Class::ALL.iter().max_by_key(|class| busy(class)) {
+            // Nothing worked for long: what waited did so for its turn.
+            Some(most) if limited && busy(most) < LAST_NS / 2 => "buffer.drain.limit",
+            Some(most) => rate_of(*most),
+            None => "network.rate",
+        }
+    }
+
     fn outcome(mut self) -> Result<Outcome, SimError> {
         self.bytes.resident = self.buffers.dirty_bytes();
         if !self.bytes.conserved() {
@@ -558,6 +587,21 @@ impl<'a> Sim<'a> {
             merged_processes: self.merged_processes,
             merged_transfers: self.merged_transfers,
         })
+    }
+}
+
+/// The key of a kind of line's rate.
+fn rate_of(class: Class) -> &'static str {
+    match class {
+        Class::NodeOut | Class::NodeIn => "compute.port",
+        Class::IoUp | Class::IoDown => "io.link",
+        Class::NetworkOut | Class::NetworkIn => "network.rate",
+        Class::ServerIn | Class::ServerOut => "storage.port",
+        Class::Controller => "storage.controller",
+        Class::Disk => "storage.device",
+        Class::BufferIn | Class::BufferOut => "buffer.port",
+        Class::Flash | Class::FlashRead => "buffer.device",
+        Class::Processors => "compute.processors",
     }
 }
 

@@ -47,6 +47,7 @@ fn observed(name: &str, steps: &str, truth: &str) -> Observation {
     let replayed = job.phases.iter().map(|phase| Replayed {
         job: job.name.clone(),
         phase: phase.name.clone(),
+        number: 0,
         runs_s: vec![phase.time_s],
     });
     Observation { name: name.into(), replayed: replayed.collect(), program, set: Vec::new() }
@@ -86,6 +87,23 @@ fn a_wrong_machine_file_is_fitted_and_predicts_what_it_was_not_fitted_to() {
     assert!(after.assumptions.iter().any(|told| told.contains("burst, fits, small")), "{after:?}");
     // The same again: the same file.
     assert_eq!(fit(&wrong, &fitted, &others).text, made.text);
+}
+
+/// As `bench machine` writes it: one rate of the network.
+#[test]
+fn all_keys_are_fitted_of_a_file_with_one_rate_for_both_directions() {
+    let slow = machine("50MB/s", "300MB/s", "").replace("1000GB/s", "40MB/s");
+    let told = machine("50MB/s", "300MB/s", "").replace("1000GB/s", "60MB/s");
+    let fitted = [observed("burst", FITTED, &slow)];
+    let made =
+        calibrate((Path::new("m.toml"), &told), &fitted, &[], None, Options::default()).unwrap();
+    assert!(made.fitted_after < 0.05, "{made:?}");
+    let after = Machine::parse(Path::new("c.toml"), &made.text).unwrap();
+    let moved = |key: &str| made.parameters.iter().any(|parameter| parameter.key == key);
+    // The direction that no workload says anything about stays.
+    assert!(!moved("network.read_rate"), "{made:?}");
+    assert_eq!(after.network.read_bytes_per_s, 60e6);
+    assert_eq!(moved("network.write_rate"), after.network.write_bytes_per_s != 60e6, "{made:?}");
 }
 
 #[test]

@@ -55,7 +55,9 @@ fn swept(over: &[&str]) -> sweep::Sweep {
         machine: (&path, &text),
         set: &set,
         ranges: &ranges,
-        program: &|_, processes| Ok(study::writes(processes.unwrap_or(8192))),
+        program: &|_, set| {
+            Ok(study::writes(set.first().map_or(8192, |set| set.value.parse().unwrap())))
+        },
         workload: None,
         options: Options::default().coarse(),
     };

@@ -282,6 +282,21 @@ fn watermarks_and_staging_keep_data_until_they_are_asked() {
     assert!((through.jobs[0].phases[0].bytes_per_s / 100e6 - 1.0).abs() < 0.2);
 }
 
+/// The forecast is told to people: it must not be far off, nor its least above what comes.
+#[test]
+fn events_are_known_before_a_run() {
+    for (set, mib) in [(&[][..], 256), (&["buffer=none"][..], 64), (&["buffer.capacity=8GiB"], 64)]
+    {
+        let (machine, program) = (machine(set), write_mib(mib));
+        for options in [Options::default(), Options::default().coarse()] {
+            let told = model::forecast(&machine, &program, &options);
+            let events = model::run(&machine, &program, &options).unwrap().events as f64;
+            assert!(told.least <= events, "{set:?}: {told:?}, {events}");
+            assert!((0.3..4.0).contains(&(told.events / events)), "{set:?}: {told:?}, {events}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_end_says_what_waits_for_what() {
     let staged = model::run(&machine(&["buffer.mode=stage"]), &write_mib(100), &Options::default());
@@ -299,8 +314,32 @@ fn what_cannot_end_says_what_waits_for_what() {
     let why = model::run(&machine(&[]), &awaits, &Options::default()).unwrap_err().to_string();
     assert!(why.contains("job a waits for event \"done\": it was signalled 1 times of 3"), "{why}");
     let long = Options { max_events: 1000, ..Options::default() };
-    let why = model::run(&machine(&[]), &write_mib(1000), &long).unwrap_err().to_string();
+    let why = model::run(&machine(&[]), &write_mib(400), &long).unwrap_err().to_string();
     assert!(why.contains("given up after 1000 events"), "{why}");
+    // What is known before is told before.
+    let many = model::run(&machine(&[]), &write_mib(501), &long).unwrap_err();
+    assert_eq!(many.key(), Some(model::Key::Workload("transfer")));
+    let why = many.to_string();
+    assert!(why.contains("events to simulate in all") && why.contains("--max-events"), "{why}");
+    assert!(model::run(&machine(&[]), &write_mib(501), &long.coarse()).is_ok());
+    let ages = program(
+        r#"workload = 1
+        [[job]]
+        name = "a"
+        phase = [{ name = "p", repeat = 4000000000, steps = [{ think = "1h" }] }]"#,
+    );
+    let ages = model::run(&machine(&[]), &ages, &Options::default()).unwrap_err();
+    assert_eq!(ages.key(), Some(model::Key::Workload("repeat")), "{ages}");
+    assert!(ages.to_string().contains("more than 292 years"), "{ages}");
+    for (set, key) in [
+        ("network.rate=0.000001B/s", "network.rate"),
+        ("storage.device.rate=0.000001B/s", "storage.device"),
+        ("buffer.drain.limit=1B/s", "buffer.drain.limit"),
+    ] {
+        let slow = model::run(&machine(&[set]), &write_mib(9000), &Options::default());
+        let Err(slow) = slow else { panic!("{set} ends") };
+        assert_eq!(slow.key(), Some(model::Key::Machine(key)), "{slow}");
+    }
     // What takes no time at all never comes to an event.
     let still = program(
         r#"workload = 1
@@ -454,8 +493,9 @@ fn what_a_lost_buffer_had_is_rebuilt_from_the_others_beside_all_else() {
     let lost: u64 = (1..=6).map(|seed| of(&slow, seed).bytes.lost).sum();
     assert!(lost > 0);
     // A buffer that has nothing is rebuilt from nothing, and one alone has nobody to be read from.
-    let alone = ["compute.nodes=1", copies];
-    let machine = machine(&[&failing[..], &alone[..]].concat());
+    let mut machine = machine(&[&failing[..], &[copies]].concat());
+    machine.compute.nodes = 1;
+    machine.buffer.as_mut().unwrap().count = 1;
     let one = program(
         r#"workload = 1
         file = [{ name = "f", path = "{repeat}/{process}" }]

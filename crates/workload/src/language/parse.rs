@@ -115,9 +115,16 @@ impl Workload {
     /// # Errors
     /// The first thing that is wrong, with its line.
     pub fn read(path: &Path) -> Result<Workload, Fault> {
-        let text = read_text(path)?;
+        Workload::parse_beside(path, &read_text(path)?)
+    }
+
+    /// Parses the text of the workload file `path`, and reads the files of operations beside it.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line.
+    pub fn parse_beside(path: &Path, text: &str) -> Result<Workload, Fault> {
         let dir = path.parent().unwrap_or(Path::new(""));
-        Workload::parse(path, &text, &|name| {
+        Workload::parse(path, text, &|name| {
             OperationsFile::open(&dir.join(name)).map_err(|error| {
                 let mut text = error.to_string();
                 if let Some(cause) = std::error::Error::source(&error) {
