@@ -619,7 +619,8 @@ mod tests {
         let mut view = View::bar(true);
         assert_eq!(view.newly_queued(&waits), None, "its turn may come at once");
         assert!(view.newly_waited_for(&waits).is_empty());
-        for (since, _) in view.queued.iter_mut().chain(view.waited_for.values_mut()) {
+        let queued = view.queued.iter_mut().map(|(since, _)| since);
+        for since in queued.chain(view.waited_for.values_mut().map(|(since, _)| since)) {
             *since -= WAITED_FOR_TOLD;
         }
         let told = view.newly_queued(&waits);
