@@ -4,6 +4,7 @@
 //! leave is known. A line whose requests share the rate does: each arrival changes when the others leave.
 
 use crate::TimeNs;
+use std::collections::VecDeque;
 
 /// One or several equal servers; the first that came is served first. Sums of times that no u64 holds stay at its greatest.
 #[derive(Clone, Debug)]
@@ -11,6 +12,8 @@ pub struct Line {
     /// When the server of [`Line::serve`] is free; with several, each server's time.
     free_ns: TimeNs,
     more: Vec<TimeNs>,
+    /// Of what was told by [`Line::serve_ahead`] and is not over: from when to when a server works, in the order of the begins.
+    ahead: VecDeque<(TimeNs, TimeNs)>,
     /// Time that servers worked, together.
     pub busy_ns: u64,
     /// Time that requests waited before they were served, together.
@@ -23,11 +26,10 @@ impl Line {
     /// A line before `servers` servers; at least one.
     pub fn new(servers: u32) -> Line {
         let more = vec![0; servers.saturating_sub(1) as usize];
-        Line { free_ns: 0, more, busy_ns: 0, waited_ns: 0, served: 0 }
+        Line { free_ns: 0, more, ahead: VecDeque::new(), busy_ns: 0, waited_ns: 0, served: 0 }
     }
 
-    /// A request comes at `now_ns` and needs a server for `service_ns`. Requests come in the order of their times, and may
-    /// be told before they come.
+    /// A request comes at `now_ns` and needs a server for `service_ns`. Requests come in the order of their times.
     /// Returns when it leaves.
     #[inline]
     pub fn serve(&mut self, now_ns: TimeNs, service_ns: u64) -> TimeNs {
@@ -50,9 +52,30 @@ impl Line {
         leaves_ns
     }
 
-    /// Time that servers worked until `now_ns`: without what they have taken on for later. Of a line that was told of
-    /// requests before they come it may miss what lies before a pause of these.
+    /// A request is told at `now_ns` that comes at `comes_ns` or then: [`Line::serve`] of a line all of whose requests are
+    /// told before they come, in the order in which they do.
+    #[inline]
+    pub fn serve_ahead(&mut self, now_ns: TimeNs, comes_ns: TimeNs, service_ns: u64) -> TimeNs {
+        let leaves_ns = self.serve(comes_ns, service_ns);
+        let starts_ns = leaves_ns - service_ns.min(leaves_ns);
+        while self.ahead.front().is_some_and(|(_, until_ns)| *until_ns <= now_ns) {
+            self.ahead.pop_front();
+        }
+        match self.ahead.back_mut() {
+            // One after the other without a pause: as one.
+            Some((_, until_ns)) if *until_ns == starts_ns => *until_ns = leaves_ns,
+            _ => self.ahead.push_back((starts_ns, leaves_ns)),
+        }
+        leaves_ns
+    }
+
+    /// Time that servers worked until `now_ns`, together: without what they have taken on for later.
     pub fn worked_ns(&self, now_ns: TimeNs) -> u64 {
+        if !self.ahead.is_empty() {
+            let parts = self.ahead.iter();
+            let later = parts.map(|&(from, until)| until.saturating_sub(from.max(now_ns)));
+            return self.busy_ns.saturating_sub(later.fold(0, u64::saturating_add));
+        }
         let later = |free_ns: TimeNs| free_ns.saturating_sub(now_ns);
         let more = self.more.iter().map(|&free| later(free));
         self.busy_ns.saturating_sub(more.fold(later(self.free_ns), u64::saturating_add))
@@ -134,6 +157,21 @@ mod tests {
         assert_eq!(line.worked_ns(9), 18);
         assert_eq!(line.serve(20, 1), 21);
         assert_eq!((line.busy_ns, line.waited_ns, line.served), (20, 3, 4));
+    }
+
+    #[test]
+    fn a_line_that_is_told_ahead_has_worked_what_lies_behind() {
+        let mut line = Line::new(1);
+        // Told at 0: three that come at 10, 12 and 30. Then at 33 one that comes at 40.
+        assert_eq!(line.serve_ahead(0, 10, 5), 15);
+        assert_eq!(line.serve_ahead(0, 12, 5), 20, "it waits for the first");
+        assert_eq!(line.serve_ahead(0, 30, 5), 35);
+        let worked = |line: &Line, at: &[u64]| -> Vec<u64> {
+            at.iter().map(|&now_ns| line.worked_ns(now_ns)).collect()
+        };
+        assert_eq!(worked(&line, &[0, 10, 13, 20, 29, 31, 35]), [0, 0, 3, 10, 10, 11, 15]);
+        assert_eq!(line.serve_ahead(33, 40, 5), 45);
+        assert_eq!(worked(&line, &[33, 35, 40, 42, 45]), [13, 15, 15, 17, 20]);
     }
 
     #[test]

@@ -355,8 +355,12 @@ fn stalling(answer: &Answer) -> Chart {
     chart
 }
 
-/// A page of a sizing.
-pub fn size(sizing: &Sizing, machine: &Machine, outcome: &Outcome) -> String {
+/// A page of a sizing; `outcome` is of the machine as it is, or (`false`) with room for everything.
+pub fn size(
+    sizing: &Sizing,
+    machine: &Machine,
+    (outcome, is_as_it_is): (&Outcome, bool),
+) -> String {
     let mut page = Page::new(format!("Sizing of {} for {}", outcome.machine, outcome.workload));
     let wish = &sizing.wish;
     page.fact(format!("at most {} % of runs may stall", digits(wish.stall_probability * 100.0)));
@@ -375,6 +379,9 @@ pub fn size(sizing: &Sizing, machine: &Machine, outcome: &Outcome) -> String {
     let heads = ["", "least that will do", "machine file", "runs that stall", "95 % interval"];
     section.table("", &heads, rows.collect());
     section.text("Each answer leaves everything else as the machine file has it.");
+    if let Some(given_up) = crate::size::given_up(sizing) {
+        section.text(given_up);
+    }
     let endurance = crate::size::endurance(sizing);
     let endures = sizing.endures_per_day.is_none_or(|least| least >= sizing.flash_writes_per_day);
     if endures {
@@ -386,7 +393,11 @@ pub fn size(sizing: &Sizing, machine: &Machine, outcome: &Outcome) -> String {
     for answer in &sizing.answers {
         section.chart(stalling(answer));
     }
-    over_time(page.section("The workload on the machine as it is"), outcome);
+    let title = match is_as_it_is {
+        true => "The workload on the machine as it is",
+        false => "The workload on the machine with room for everything: as it is, there is none",
+    };
+    over_time(page.section(title), outcome);
     parts(&mut page, machine);
     assumptions(&mut page, outcome);
     page.html()

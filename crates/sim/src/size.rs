@@ -1,12 +1,15 @@
 //! How large and how fast a buffer must be: the least capacity, flash rate and drain with which a workload stalls at
 //! most so often.
 //!
-//! Each candidate is simulated with several seeds. A seed varies what the machine and workload leave open: where files
+//! Each candidate is simulated with several seeds, each until it is known whether it stalls: a run ends when a write finds a buffer full,
+//! when the jobs have taken too long, or when they have ended. A candidate gets no more seeds when more have stalled than may, nor
+//! when the first few have not, until it is the answer. A seed varies what the machine and workload leave open: where files
 //! begin (`placement = "random"`), failures, and by `jitter` when jobs start and how long they compute. The least
-//! candidate is found by bisection: more capacity, flash or drain is taken never to do harm.
+//! candidate is found by bisection: more capacity, flash or drain is taken never to do harm. For the capacity it begins with what
+//! was on flash at most where there was room for everything.
 
 use crate::machine::Machine;
-use crate::model::{self, Key, Options, Outcome, SimError};
+use crate::model::{self, Answered, Key, Options, Outcome, Question, SimError};
 use crate::parallel::{self, Progress};
 use crate::program::Program;
 use crate::units::{digits, format_rate, format_size};
@@ -59,6 +62,24 @@ pub struct Tried {
     pub low: f64,
     /// Of the 95 % interval.
     pub high: f64,
+    /// Runs: fewer than there are seeds where so few had shown that too many stall, or that a smaller one is to be tried.
+    pub runs: u32,
+    /// Of those that count as stalled: given up, after many times the events of a run with room for everything.
+    pub given_up: u32,
+}
+
+impl Tried {
+    fn new(value: f64, (runs, stalled, given_up): (u32, u32, u32)) -> Tried {
+        let stalled_share = f64::from(stalled) / f64::from(runs.max(1));
+        let (low, high) = wilson(stalled_share, runs);
+        Tried { value, stalled_share, low, high, runs, given_up }
+    }
+
+    /// Runs, those that stalled, those of these that were given up.
+    fn counts(&self) -> (u32, u32, u32) {
+        let stalled = libm::round(self.stalled_share * f64::from(self.runs));
+        (self.runs, stalled as u32, self.given_up)
+    }
 }
 
 impl Answer {
@@ -102,6 +123,20 @@ pub struct Sizing {
 const STEPS: usize = 12;
 /// The answer is told to this share.
 const PRECISION: f64 = 0.01;
+/// Seeds of a candidate that are simulated before it is looked whether too many have stalled, at least: independent of threads, so
+/// that answers are too.
+const SEEDS_AT_ONCE: usize = 8;
+/// A run is given up after so many times the events of one with room for everything, and counts as stalled: merged
+/// requests are as small as the buffer makes them, and of the smallest buffers that would be the most events.
+const MOST_EVENTS: u64 = 8;
+
+/// The candidates of an answer.
+struct Range {
+    smallest: f64,
+    largest: f64,
+    /// Where the least is likely to be.
+    guess: Option<f64>,
+}
 
 struct Sizer<'a> {
     machine: &'a Machine,
@@ -111,6 +146,8 @@ struct Sizer<'a> {
     threads: usize,
     progress: Progress<'a>,
     simulations: usize,
+    /// Events of a run, at most.
+    most_events: u64,
 }
 
 /// Sizes the buffer of a machine for a program.
@@ -134,17 +171,31 @@ pub fn size(
         });
     };
     let options = Options { jitter: wish.jitter, ..options };
-    let mut sizer = Sizer { machine, program, options, wish, threads, progress, simulations: 0 };
-    let unlimited = sizer.unlimited_ends()?;
+    let (once, _) = as_it_is(machine, program, &options)?;
+    let mut sizer = Sizer {
+        machine,
+        program,
+        options,
+        wish,
+        threads,
+        progress,
+        simulations: 1,
+        most_events: once.events,
+    };
+    let unlimited = sizer.unlimited()?;
     let volume = program.written_bytes() as f64 * buffer.redundancy.room();
     let largest_write = sizer.largest_write() as f64 * buffer.redundancy.room();
     let capacity = sizer.least(
         "capacity of a buffer",
         "bytes",
         buffer.capacity_bytes as f64,
-        (largest_write, volume.max(largest_write)),
+        Range {
+            smallest: largest_write,
+            largest: volume.max(largest_write),
+            guess: unlimited.full_bytes,
+        },
         |machine, value| with_buffer(machine, |b| b.capacity_bytes = libm::ceil(value) as u64),
-        |outcome, _| outcome.buffer.as_ref().is_some_and(|b| b.found_full > 0),
+        |_| Question::NeverFull,
     )?;
     let rate = buffer.device.write_bytes_per_s;
     let slowdown = 1.0 + wish.slowdown;
@@ -152,7 +203,7 @@ pub fn size(
         "write rate of a flash device",
         "bytes/s",
         rate,
-        (rate / 1024.0, rate * 1024.0),
+        Range { smallest: rate / 1024.0, largest: rate * 1024.0, guess: None },
         |machine, value| {
             with_buffer(machine, |b| {
                 b.device.write_bytes_per_s = value;
@@ -160,7 +211,7 @@ pub fn size(
                 b.device.read_bytes_per_s *= value / rate;
             });
         },
-        |outcome, seed| outcome.end_s > unlimited[seed] * slowdown,
+        |seed| Question::EndsBy(unlimited.end_s[seed] * slowdown),
     )?;
     let disks = machine.storage.device.write_bytes_per_s;
     let servers = f64::from(machine.storage.servers);
@@ -168,17 +219,20 @@ pub fn size(
         "rate of all file servers",
         "bytes/s",
         disks * servers,
-        (disks * servers / 1024.0, disks * servers * 1024.0),
+        Range {
+            smallest: disks * servers / 1024.0,
+            largest: disks * servers * 1024.0,
+            guess: None,
+        },
         |machine, value| {
             machine.storage.device.write_bytes_per_s = value / servers;
             if let Some(controller) = &mut machine.storage.controller {
                 controller.bytes_per_s *= value / (disks * servers);
             }
         },
-        |outcome, _| outcome.buffer.as_ref().is_some_and(|b| b.found_full > 0),
+        |_| Question::NeverFull,
     )?;
     let sized = capacity.least.unwrap_or(buffer.capacity_bytes as f64);
-    let once = model::run(machine, program, &options)?;
     let written = once.buffer.as_ref().map_or(0, |b| b.flash_written_bytes) as f64;
     let days = once.end_s.max(1e-9) / 86_400.0;
     Ok(Sizing {
@@ -186,8 +240,38 @@ pub fn size(
         answers: vec![capacity, flash, drain],
         flash_writes_per_day: written / days / (sized * f64::from(buffer.count)),
         endures_per_day: buffer.device.writes_per_day,
-        simulations: sizer.simulations + 1,
+        simulations: sizer.simulations,
     })
+}
+
+/// Runs a program on a machine as it is, or, where that ends for want of room, with room for everything; `true`: as it is.
+///
+/// # Errors
+/// Those of a simulation that have nothing to do with room.
+pub fn as_it_is(
+    machine: &Machine,
+    program: &Program,
+    options: &Options,
+) -> Result<(Outcome, bool), SimError> {
+    match model::run(machine, program, options) {
+        Err(error) if error.is_want() => {
+            let mut machine = machine.clone();
+            with_buffer(&mut machine, |buffer| buffer.capacity_bytes = UNLIMITED_BYTES);
+            Ok((model::run(&machine, program, options)?, false))
+        }
+        ran => Ok((ran?, true)),
+    }
+}
+
+/// Room for everything that a simulation can write.
+const UNLIMITED_BYTES: u64 = 1 << 60;
+
+/// Of runs with flash and room without limit.
+struct Unlimited {
+    /// When the last job ended, per seed.
+    end_s: Vec<f64>,
+    /// The capacity with which, by what was on flash at most, as many find a buffer full as may.
+    full_bytes: Option<f64>,
 }
 
 fn with_buffer(machine: &mut Machine, change: impl FnOnce(&mut crate::machine::Buffer)) {
@@ -201,15 +285,31 @@ impl Sizer<'_> {
         (0..u64::from(self.wish.seeds)).map(|seed| self.options.seed + seed).collect()
     }
 
-    /// Ends of the last job with flash and room without limit, per seed.
-    fn unlimited_ends(&mut self) -> Result<Vec<f64>, SimError> {
+    fn unlimited(&mut self) -> Result<Unlimited, SimError> {
         let mut machine = self.machine.clone();
+        with_buffer(&mut machine, |buffer| buffer.capacity_bytes = UNLIMITED_BYTES);
+        // What is on flash at most depends on how fast that is, and so do its ends.
+        let filled = self.run(&machine)?;
         with_buffer(&mut machine, |buffer| {
-            buffer.capacity_bytes = 1 << 60;
             buffer.device.write_bytes_per_s *= 1e6;
             buffer.device.read_bytes_per_s *= 1e6;
         });
-        Ok(self.run(&machine)?.iter().map(|outcome| outcome.end_s).collect())
+        let ended = self.run(&machine)?;
+        let events = filled.iter().chain(&ended).map(|outcome| outcome.events);
+        self.most_events = events.fold(self.most_events, u64::max).saturating_mul(MOST_EVENTS);
+        let peaks = filled.iter().filter_map(|outcome| outcome.buffer.as_ref());
+        let mut peaks: Vec<f64> = peaks.map(|b| b.peak_share * UNLIMITED_BYTES as f64).collect();
+        peaks.sort_by(|one, other| other.total_cmp(one));
+        let may = (0..peaks.len()).take_while(|stalled| !self.too_many(*stalled as u32)).last();
+        Ok(Unlimited {
+            end_s: ended.iter().map(|outcome| outcome.end_s).collect(),
+            full_bytes: may.and_then(|may| peaks.get(may).copied()),
+        })
+    }
+
+    /// More runs of a candidate have stalled than may.
+    fn too_many(&self, stalled: u32) -> bool {
+        f64::from(stalled) / f64::from(self.wish.seeds) > self.wish.stall_probability
     }
 
     fn largest_write(&self) -> u64 {
@@ -230,59 +330,113 @@ impl Sizer<'_> {
         parallel::map(&self.seeds(), self.threads, &parallel::silent, one).into_iter().collect()
     }
 
+    /// Runs, those that stall, and those of these that were given up, of a machine, on from those that were counted so
+    /// far; `question` is that of the seed with this number. Not `all` seeds: unless some of the first ones stall.
+    fn stalls(
+        &mut self,
+        machine: &Machine,
+        question: impl Fn(usize) -> Question + Sync,
+        (before, mut stalled, mut given_up): (u32, u32, u32),
+        all: bool,
+    ) -> Result<(u32, u32, u32), SimError> {
+        let (program, options, most_events) = (self.program, self.options, self.most_events);
+        let seeds: Vec<(usize, u64)> = self.seeds().into_iter().enumerate().collect();
+        let mut runs = before;
+        for some in seeds[before as usize..].chunks(SEEDS_AT_ONCE) {
+            let one = |(at, seed): &(usize, u64)| {
+                let options = Options { seed: *seed, ..options };
+                model::ask(machine, program, &options, question(*at), most_events)
+            };
+            for answered in parallel::map(some, self.threads, &parallel::silent, one) {
+                let answered = answered?;
+                runs += 1;
+                stalled += u32::from(answered != Answered::Yes);
+                given_up += u32::from(answered == Answered::GivenUp);
+            }
+            if self.too_many(stalled) || !all && stalled == 0 {
+                break;
+            }
+        }
+        self.simulations += (runs - before) as usize;
+        Ok((runs, stalled, given_up))
+    }
+
     /// The least value in a range with which at most as many runs stall as may.
     fn least(
         &mut self,
         what: &'static str,
         unit: &'static str,
         of_machine: f64,
-        (smallest, largest): (f64, f64),
+        range: Range,
         change: impl Fn(&mut Machine, f64),
-        stalls: impl Fn(&Outcome, usize) -> bool,
+        question: impl Fn(usize) -> Question + Sync,
     ) -> Result<Answer, SimError> {
-        let (mut tried, progress) = (Vec::new(), self.progress);
-        let mut share = |sizer: &mut Self, value: f64| {
-            let mut machine = sizer.machine.clone();
+        let mut tried: Vec<Tried> = Vec::new();
+        let mut does = |value: f64, all: bool| {
+            let mut machine = self.machine.clone();
             change(&mut machine, value);
-            let outcomes = sizer.run(&machine)?;
-            let stalled = outcomes
-                .iter()
-                .enumerate()
-                .filter(|(seed, outcome)| stalls(outcome, *seed))
-                .count();
-            let stalled_share = stalled as f64 / outcomes.len().max(1) as f64;
-            let (low, high) = wilson(stalled_share, outcomes.len() as u32);
-            tried.push(Tried { value, stalled_share, low, high });
-            progress(tried.len(), STEPS.max(tried.len()));
-            Ok::<f64, SimError>(stalled_share)
+            let known = tried.iter().position(|tried| tried.value == value);
+            let so_far = known.map_or((0, 0, 0), |at| tried[at].counts());
+            let stalls = self.stalls(&machine, &question, so_far, all)?;
+            match known {
+                Some(at) => tried[at] = Tried::new(value, stalls),
+                None => tried.push(Tried::new(value, stalls)),
+            }
+            (self.progress)(tried.len(), STEPS.max(tried.len()));
+            Ok::<bool, SimError>(!self.too_many(stalls.1))
         };
-        let wished = self.wish.stall_probability;
-        let at_largest = share(self, largest)?;
-        let mut found = (None, at_largest);
-        if at_largest <= wished {
-            found = (Some(largest), at_largest);
-            let at_smallest = share(self, smallest)?;
-            if at_smallest <= wished {
-                found = (Some(smallest), at_smallest);
+        let largest = range.largest;
+        let least = match does(largest, true)? {
+            false => None,
+            true if does(range.smallest, true)? => Some(range.smallest),
+            true => Some(least_between(&range, &mut does)?),
+        };
+        // Of the same value the first: the range may be of one.
+        let at = least.unwrap_or(largest);
+        let of = tried.iter().find(|tried| tried.value == at).copied();
+        let of = of.unwrap_or(Tried::new(at, (0, 0, 0)));
+        tried.sort_by(|one, other| one.value.total_cmp(&other.value));
+        let Tried { stalled_share, low, high, .. } = of;
+        Ok(Answer { what, least, unit, of_machine, largest, stalled_share, low, high, tried })
+    }
+}
+
+/// The least value that does, to [`PRECISION`], where the smallest of a range does not and the largest does. `does` is asked for all
+/// seeds of what would be the answer, and for the first ones of others.
+fn least_between(
+    range: &Range,
+    does: &mut impl FnMut(f64, bool) -> Result<bool, SimError>,
+) -> Result<f64, SimError> {
+    let (mut low, mut high) = (range.smallest, range.largest);
+    let mut guess = range.guess;
+    // From the guess on in steps that grow, as long as they lead away from it.
+    let (mut factor, mut leads_down) = (1.0 + PRECISION * 0.99, None);
+    let mut likely = vec![range.largest];
+    loop {
+        while high / low > 1.0 + PRECISION {
+            // By ratios: few steps reach any scale.
+            let middle = libm::sqrt(low * high);
+            let guessed = guess.take().filter(|value| low < *value && *value < high);
+            let value = guessed.unwrap_or(middle);
+            let suffices = does(value, false)?;
+            if suffices {
+                high = value;
+                likely.push(value);
             } else {
-                // By ratios: few steps reach any scale.
-                let (mut low, mut high) = (smallest, largest);
-                while high / low > 1.0 + PRECISION {
-                    let middle = libm::sqrt(low * high);
-                    let stalled = share(self, middle)?;
-                    if stalled <= wished {
-                        high = middle;
-                        found = (Some(middle), stalled);
-                    } else {
-                        low = middle;
-                    }
-                }
+                low = value;
+            }
+            if guessed.is_some() && *leads_down.get_or_insert(suffices) == suffices {
+                guess = Some(if suffices { value / factor } else { value * factor });
+                factor *= factor * factor;
             }
         }
-        let (low, high) = wilson(found.1, self.wish.seeds);
-        tried.sort_by(|one, other| one.value.total_cmp(&other.value));
-        let (least, stalled_share) = found;
-        Ok(Answer { what, least, unit, of_machine, largest, stalled_share, low, high, tried })
+        if high >= range.largest || does(high, true)? {
+            return Ok(high);
+        }
+        // The first seeds had been lucky.
+        low = high;
+        let above = likely.iter().copied().filter(|value| *value > low);
+        high = above.fold(range.largest, f64::min);
     }
 }
 
@@ -309,6 +463,17 @@ pub fn rows(sizing: &Sizing) -> Vec<Vec<String>> {
         row
     }));
     rows
+}
+
+/// How many runs count as stalled without anybody knowing; none: nothing.
+pub fn given_up(sizing: &Sizing) -> Option<String> {
+    let tried = sizing.answers.iter().flat_map(|answer| &answer.tried);
+    let given_up: u32 = tried.map(|tried| tried.given_up).sum();
+    (given_up > 0).then(|| {
+        format!(
+            "{given_up} runs were given up after {MOST_EVENTS} times the events of one with room for everything, and count as stalled"
+        )
+    })
 }
 
 /// How often flash is written, beside what it endures.
@@ -349,6 +514,9 @@ pub fn text(sizing: &Sizing) -> String {
         digits(wish.jitter * 100.0),
         sizing.simulations
     ));
+    if let Some(given_up) = given_up(sizing) {
+        text.push_str(&format!("{given_up}\n"));
+    }
     text.push_str(&format!("{}\n", endurance(sizing)));
     text.push_str("each answer leaves everything else as the machine file has it\n");
     text
@@ -357,6 +525,35 @@ pub fn text(sizing: &Sizing) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Candidates until the least one is found, and that one.
+    fn search(guess: Option<f64>, least: f64) -> (usize, f64) {
+        let mut count = 0;
+        let range = Range { smallest: 1.0, largest: 1e6, guess };
+        let found = least_between(&range, &mut |value, all| {
+            count += usize::from(!all);
+            // Of some that seem to do not all seeds do.
+            Ok(value >= if all { least } else { least * 0.97 })
+        });
+        (count, found.expect("no simulation, no error"))
+    }
+
+    #[test]
+    fn a_good_guess_is_a_short_search_and_a_bad_one_finds_the_same() {
+        for (guess, most) in [
+            (Some(5000.0), 20),
+            (Some(5040.0), 20),
+            (Some(4900.0), 20),
+            (None, 20),
+            (Some(20.0), 28),
+            (Some(9e5), 28),
+            (Some(1e9), 20),
+        ] {
+            let (count, found) = search(guess, 5000.0);
+            assert!((5000.0..=5000.0 * 1.05).contains(&found), "{guess:?}: {found}");
+            assert!(count <= most, "{guess:?}: {count}");
+        }
+    }
 
     #[test]
     fn wilsons_interval_is_the_known_one() {

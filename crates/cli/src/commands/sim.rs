@@ -351,9 +351,9 @@ fn size_buffer(args: &SimSizeArgs) -> Outcome {
     })
     .map_err(failed(&args.simulation))?;
     if let Some(path) = &args.html {
-        let outcome = model::run(&machine, &program, &options);
-        let outcome = outcome.map_err(failed(&args.simulation))?;
-        write_page(Some(path), || page::size(&sizing, &machine, &outcome))?;
+        let ran = size::as_it_is(&machine, &program, &options);
+        let (outcome, is_as_it_is) = ran.map_err(failed(&args.simulation))?;
+        write_page(Some(path), || page::size(&sizing, &machine, (&outcome, is_as_it_is)))?;
     }
     if args.json {
         print_json(&sizing)?;

@@ -6,7 +6,7 @@
 use super::outcome::BufferOutcome;
 use super::rebuild::Rebuild;
 use super::rules::{Chunk, Rules, moment};
-use super::stations::{Kind, Place};
+use super::stations::Kind;
 use super::{Event, Request, Sim, SimError};
 use crate::machine::{Attach, DrainWhen, Machine, Mode, WhenFull};
 use forebay_policy::Moment;
@@ -277,11 +277,13 @@ impl Sim<'_> {
             return true;
         }
         self.buffers.found_full += 1;
+        self.has_found_full();
         match settings.when_full {
             WhenFull::Block => {
                 let buffer = &mut self.buffers.all[at];
                 buffer.waiting.push_back(index);
                 self.requests[index as usize].waits_since_ns = self.now_ns;
+                self.waits_for_drain_of(&request, settings.attach);
                 match self.has_rules() {
                     true => self.press(at),
                     false => self.pump(at),
@@ -289,6 +291,7 @@ impl Sim<'_> {
                 false
             }
             WhenFull::Bypass => {
+                self.passes_by(&request);
                 // It has come this far already; from here it goes as a write to storage does.
                 let way = self.stations.way(Kind::WriteStorage);
                 let passed = request.hop.min(way.hops.len() as u8 - 1);
@@ -517,11 +520,6 @@ impl Sim<'_> {
     pub(super) fn drain_request(&mut self, at: usize, attach: Attach, chunk: &Chunk) -> u32 {
         self.buffers.begins_to_drain(at, chunk.bytes);
         let buffer = at as u32;
-        let (node, origin) = match attach {
-            Attach::Compute => (buffer, buffer / self.machine.nodes_per_io()),
-            Attach::Io => (0, buffer),
-            Attach::Fabric | Attach::Storage => (0, 0),
-        };
         self.new_request(Request {
             kind: Kind::Drain,
             hop: 0,
@@ -529,7 +527,7 @@ impl Sim<'_> {
             bytes: chunk.bytes,
             process: chunk.process,
             job: chunk.job,
-            place: Place { node, origin, server: chunk.server, buffer },
+            place: self.drain_place(attach, buffer, chunk.server),
             waits_since_ns: 0,
             file: chunk.file,
             offset: chunk.offset,

@@ -35,6 +35,15 @@ pub(super) struct Start {
     pub(super) restores: bool,
 }
 
+/// Nodes that jobs share, by what they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shared {
+    /// I/O nodes.
+    Io,
+    /// Buffer nodes on the fabric.
+    Buffer,
+}
+
 /// What draws failures.
 #[derive(Debug)]
 pub(super) struct Failures {
@@ -48,20 +57,24 @@ impl Failures {
 }
 
 impl Sim<'_> {
-    /// Mean time between failures of what holds buffers or forwards I/O, all together, in seconds.
-    fn shared_mtbf_s(&self) -> Option<f64> {
-        let io = self.machine.io.as_ref().and_then(|io| Some(io.mtbf_s? / f64::from(io.nodes)));
-        let buffer = self.machine.buffer.as_ref();
-        let fabric = buffer.filter(|b| b.attach == Attach::Fabric);
-        fabric.and_then(|b| Some(b.mtbf_s? / f64::from(b.count))).or(io)
+    /// Nodes of a kind, and the mean time between failures of one in seconds; `None`: they do not fail.
+    fn shared_nodes(&self, shared: Shared) -> Option<(u32, f64)> {
+        match shared {
+            Shared::Io => self.machine.io.as_ref().and_then(|io| Some((io.nodes, io.mtbf_s?))),
+            Shared::Buffer => {
+                let buffer = self.machine.buffer.as_ref();
+                let fabric = buffer.filter(|buffer| buffer.attach == Attach::Fabric);
+                fabric.and_then(|buffer| Some((buffer.count, buffer.mtbf_s?)))
+            }
+        }
     }
 
-    /// The next failure of an I/O node or buffer node.
-    pub(super) fn schedule_shared_failure(&mut self) {
-        let Some(mean_s) = self.shared_mtbf_s() else { return };
+    /// The next failure of an I/O node, or of a buffer node.
+    pub(super) fn schedule_shared_failure(&mut self, shared: Shared) {
+        let Some((count, mtbf_s)) = self.shared_nodes(shared) else { return };
         if self.jobs_left > 0 {
-            let in_ns = ns(self.failures.random.exponential(mean_s)).max(1);
-            self.queue.push(self.now_ns.saturating_add(in_ns), Event::Lose);
+            let in_ns = ns(self.failures.random.exponential(mtbf_s / f64::from(count))).max(1);
+            self.queue.push(self.now_ns.saturating_add(in_ns), Event::Lose(shared));
         }
     }
 
@@ -104,25 +117,21 @@ impl Sim<'_> {
     }
 
     /// An I/O node or buffer node fails.
-    pub(super) fn shared_node_fails(&mut self) {
-        let buffer = self.machine.buffer.as_ref();
-        let fabric = buffer.is_some_and(|b| b.attach == Attach::Fabric && b.mtbf_s.is_some());
-        let count = match (fabric, &self.machine.io) {
-            (true, _) => buffer.map_or(1, |b| b.count),
-            (false, Some(io)) => io.nodes,
-            (false, None) => return,
-        };
+    pub(super) fn shared_node_fails(&mut self, shared: Shared) {
+        let Some((count, _)) = self.shared_nodes(shared) else { return };
         let which = self.failures.random.below(u64::from(count)) as u32;
-        let holds = fabric || buffer.is_some_and(|b| b.attach == Attach::Io);
+        let buffer = self.machine.buffer.as_ref();
+        let holds =
+            shared == Shared::Buffer || buffer.is_some_and(|buffer| buffer.attach == Attach::Io);
         let hit: Vec<u32> = if holds { self.lose_buffer(which as usize) } else { Vec::new() };
         for job in 0..self.jobs.len() as u32 {
             let state = &self.jobs[job as usize];
             if state.start_ns.is_none() || state.ended() || state.running == 0 {
                 continue;
             }
-            let uses = match fabric {
-                true => hit.contains(&job),
-                false => {
+            let uses = match shared {
+                Shared::Buffer => hit.contains(&job),
+                Shared::Io => {
                     let nodes = self.program.jobs[job as usize].nodes();
                     let per_io = self.machine.nodes_per_io();
                     let first = state.first_node / per_io;
@@ -133,7 +142,7 @@ impl Sim<'_> {
                 self.kill(job);
             }
         }
-        self.schedule_shared_failure();
+        self.schedule_shared_failure(shared);
     }
 
     /// Whatever only this buffer has is lost; gives the jobs whose data that was.

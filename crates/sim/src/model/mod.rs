@@ -8,6 +8,7 @@
 //! before the one that caused it. Both are checked at the end of each run.
 //! Callers: `validate`, `explain`, `sweep`, `size`, `compare`; `forebay sim run`.
 
+mod bounds;
 mod buffers;
 mod failures;
 mod fits;
@@ -16,6 +17,7 @@ mod nodes;
 mod outcome;
 mod placement;
 mod processes;
+mod question;
 mod rebuild;
 mod rules;
 mod stations;
@@ -25,6 +27,7 @@ pub use outcome::{
     Bound, BufferOutcome, Bytes, Decided, Decision, JobOutcome, Outcome, PhaseOutcome, Resource,
     Series,
 };
+pub use question::{Answered, Question, ask};
 pub use stations::Class;
 
 use crate::machine::Machine;
@@ -159,6 +162,14 @@ impl SimError {
         }
     }
 
+    /// It lacks something of the machine, room before all: more of that would let it end.
+    pub fn is_want(&self) -> bool {
+        match self {
+            SimError::DoesNotFit { .. } | SimError::Stuck { .. } | SimError::NoRoom { .. } => true,
+            SimError::TooLong { .. } | SimError::Broken(_) => false,
+        }
+    }
+
     /// Why, without what was expected.
     pub fn why(&self) -> String {
         match self {
@@ -202,7 +213,7 @@ enum Event {
     /// A job that was killed starts again.
     Restart(u32, u32),
     /// An I/O node or buffer node fails.
-    Lose,
+    Lose(failures::Shared),
     /// A buffer that failed is rebuilt from others, piece by piece.
     Rebuild(u32),
 }
@@ -267,6 +278,9 @@ struct Sim<'a> {
     end_ns: TimeNs,
     drained_ns: TimeNs,
     failed: Option<SimError>,
+    /// What the run is to answer, if not everything, and the answer.
+    question: Option<Question>,
+    answer: Option<bool>,
     merged_processes: u32,
     merged_transfers: u64,
 }
@@ -313,6 +327,8 @@ impl<'a> Sim<'a> {
             end_ns: 0,
             drained_ns: 0,
             failed: None,
+            question: None,
+            answer: None,
             merged_processes: 1,
             merged_transfers: 1,
         }
@@ -325,7 +341,8 @@ impl<'a> Sim<'a> {
                 self.queue.push(start_ns, Event::Ready(index as u32));
             }
         }
-        self.schedule_shared_failure();
+        self.schedule_shared_failure(failures::Shared::Io);
+        self.schedule_shared_failure(failures::Shared::Buffer);
         while let Some(event) = self.next_event() {
             self.events += 1;
             match event {
@@ -335,17 +352,20 @@ impl<'a> Sim<'a> {
                 Event::Pump(buffer) => self.pump_again(buffer),
                 Event::Ready(job) => self.job_ready(job),
                 // Failures alone keep nothing running.
-                Event::Fail(..) | Event::Lose if self.jobs_left == 0 => {}
+                Event::Fail(..) | Event::Lose(_) if self.jobs_left == 0 => {}
                 Event::Fail(job, starts) => self.node_fails(job, starts),
                 Event::Restart(job, starts) => self.job_restarts(job, starts),
-                Event::Lose => self.shared_node_fails(),
+                Event::Lose(shared) => self.shared_node_fails(shared),
                 Event::Rebuild(buffer) => self.go_on_rebuilding(buffer),
             }
             if let Some(error) = self.failed.take() {
                 return Err(error);
             }
+            if self.question.is_some() && self.is_answered() {
+                return Ok(());
+            }
             // Later times are that one too, so nothing is right any more. A failure after the last job is one that never comes.
-            let fails = matches!(event, Event::Fail(..) | Event::Lose);
+            let fails = matches!(event, Event::Fail(..) | Event::Lose(_));
             let never = self.now_ns >= LAST_NS && !(fails && self.jobs_left == 0);
             if self.events >= self.options.max_events || never {
                 return Err(SimError::TooLong {
@@ -401,6 +421,8 @@ impl<'a> Sim<'a> {
     /// (`stations`) without an event between them.
     fn hop(&mut self, index: u32) {
         let mut arrives_ns = self.now_ns;
+        // The line that it comes to is joined to the one before.
+        let mut is_told = false;
         loop {
             let request = &mut self.requests[index as usize];
             let way = self.stations.way(request.kind);
@@ -431,7 +453,11 @@ impl<'a> Sim<'a> {
                         0
                     };
                     let line = &mut self.stations.groups[class as usize].lines[place];
-                    let at_ns = line.serve(arrives_ns, service_ns).saturating_add(latency_ns);
+                    let leaves_ns = match std::mem::replace(&mut is_told, joined) {
+                        true => line.serve_ahead(self.now_ns, arrives_ns, service_ns),
+                        false => line.serve(arrives_ns, service_ns),
+                    };
+                    let at_ns = leaves_ns.saturating_add(latency_ns);
                     if joined {
                         arrives_ns = at_ns;
                         continue;
@@ -545,7 +571,6 @@ impl<'a> Sim<'a> {
             )));
         }
         let last_ns = self.end_ns.max(self.drained_ns);
-        let used: Vec<usize> = self.stations.groups.iter().map(stations::Group::used).collect();
         let resources =
             Class::ALL.iter().zip(&self.stations.groups).filter_map(|(&class, group)| {
                 let used = group.used();
@@ -556,8 +581,7 @@ impl<'a> Sim<'a> {
                     resource: class,
                     count: group.lines.len(),
                     used,
-                    busy_share: self.stations.worked_ns(class, last_ns) as f64
-                        / (used as f64 * last_ns.max(1) as f64),
+                    busy_share: group.busy_share(last_ns),
                     requests,
                     mean_wait_s: waited_ns as f64 / requests as f64 / 1e9,
                 })
@@ -577,7 +601,7 @@ impl<'a> Sim<'a> {
                 .jobs
                 .iter()
                 .zip(&self.program.jobs)
-                .map(|(state, job)| state.outcome(job, &used))
+                .map(|(state, job)| state.outcome(job))
                 .collect(),
             series: self.recorder.series(),
             decisions: self.decisions,

@@ -3,9 +3,10 @@
 //! Invariants: a process has at most one transfer under way; a job holds whole nodes from its start to its end, unless nodes are shared, and
 //! no two jobs hold the same.
 
+use super::bounds::Work;
 use super::failures::{Checkpoint, Start};
 use super::fits::merging;
-use super::outcome::{Bound, JobOutcome, PhaseOutcome};
+use super::outcome::{JobOutcome, PhaseOutcome};
 use super::rules;
 use super::stations::{Class, Kind, Place};
 use super::{Event, Key, Request, Sim, SimError};
@@ -84,9 +85,8 @@ pub(super) struct PhaseState {
     active: u32,
     active_since_ns: TimeNs,
     io_ns: u64,
-    /// Work of each class when it was last idle, and while it was active.
-    worked_before_ns: Vec<u64>,
-    worked_ns: Vec<u64>,
+    /// What the lines worked through which its transfers went.
+    pub(super) work: Work,
     written: u64,
     read: u64,
     requests: u64,
@@ -160,8 +160,7 @@ impl JobState {
         self.end_ns.is_some()
     }
 
-    /// `used` has for each class how many of its lines had anything to do.
-    pub(super) fn outcome(&self, job: &Job, used: &[usize]) -> JobOutcome {
+    pub(super) fn outcome(&self, job: &Job) -> JobOutcome {
         let s = |ns: u64| ns as f64 / 1e9;
         let phases = self.phases.iter().zip(&job.phases).map(|(state, phase)| PhaseOutcome {
             name: phase.name.clone(),
@@ -177,7 +176,7 @@ impl JobState {
             },
             stalled_s: s(state.stalled_ns),
             stalled_share: state.stalled_requests as f64 / state.requests.max(1) as f64,
-            bound_by: state.bound_by(used),
+            bound_by: state.work.bound(state.io_ns),
         });
         JobOutcome {
             name: job.name.clone(),
@@ -216,17 +215,6 @@ impl PhaseState {
     /// From the first begin to the last end of each repetition, together.
     fn time_ns(&self) -> u64 {
         self.laps_ns + self.lap.2 - self.lap.1
-    }
-
-    /// The class whose lines worked most of the time, of those lines that had anything to do.
-    fn bound_by(&self, used: &[usize]) -> Option<Bound> {
-        let classes = Class::ALL.iter().zip(&self.worked_ns).zip(used);
-        let shares = classes.map(|((&resource, &worked_ns), &used)| Bound {
-            resource,
-            busy_share: worked_ns as f64 / (used.max(1) as f64 * self.io_ns.max(1) as f64),
-        });
-        let busiest = shares.max_by(|one, other| one.busy_share.total_cmp(&other.busy_share))?;
-        (busiest.busy_share > 0.0).then_some(busiest)
     }
 }
 
@@ -389,6 +377,10 @@ impl Sim<'_> {
         state.end_ns = Some(self.now_ns);
         self.end_ns = self.now_ns;
         self.jobs_left -= 1;
+        if self.jobs_left == 0 {
+            self.all_have_ended();
+        }
+        let state = &self.jobs[job as usize];
         let (first, nodes) = (state.first_node, self.program.jobs[job as usize].nodes());
         self.nodes.give(first, nodes);
         for (index, other) in self.program.jobs.iter().enumerate() {
@@ -667,6 +659,10 @@ impl Sim<'_> {
             self.merged_transfers = self.merged_transfers.max(process.per_request);
             let (job, phase) = (process.job, process.phase);
             self.io_begins(job, phase);
+            let steps = &self.program.jobs[job as usize].phases[phase as usize].steps;
+            if steps.iter().any(|step| matches!(step.action, Action::Names { .. })) {
+                self.asks_at(job, phase, self.processes[index as usize].node);
+            }
             self.tell_open(index, true);
         }
         let process = &mut self.processes[index as usize];
@@ -703,7 +699,8 @@ impl Sim<'_> {
         let process = &self.processes[index as usize];
         let spec = &self.program.jobs[process.job as usize];
         let step = &spec.phases[process.phase as usize].steps[process.step as usize];
-        let Action::Move { write, file, shared, transfers, new_files, items, .. } = step.action
+        let Action::Move { write, file, shared, transfers, new_files, items, durable, .. } =
+            step.action
         else {
             return;
         };
@@ -769,6 +766,12 @@ impl Sim<'_> {
                 }
                 (false, _) => Kind::ReadStorage,
             };
+            let place = Place { node: process_copy.0, origin: process_copy.1, server, buffer };
+            self.goes_through(process_job, at.1, kind, &place);
+            if let (true, Some(settings)) = (write && durable, &self.machine.buffer) {
+                let drains = self.drain_place(settings.attach, buffer, server);
+                self.goes_through(process_job, at.1, Kind::Drain, &drains);
+            }
             let request = self.new_request(Request {
                 kind,
                 hop: 0,
@@ -776,7 +779,7 @@ impl Sim<'_> {
                 bytes,
                 process: index,
                 job: process_job,
-                place: Place { node: process_copy.0, origin: process_copy.1, server, buffer },
+                place,
                 waits_since_ns: 0,
                 file: name,
                 offset,
@@ -798,7 +801,7 @@ impl Sim<'_> {
 
     /// A process opens the file of a step that writes, or closes it: Forebay's rules want to know.
     pub(super) fn tell_open(&mut self, index: u32, opens: bool) {
-        if !self.has_rules() {
+        if !self.has_placement() {
             return;
         }
         let process = &self.processes[index as usize];
@@ -815,6 +818,9 @@ impl Sim<'_> {
         let key = rules::file_key(name, job);
         if opens {
             self.decide_place(key, self.first_buffer(job, key, nearest));
+        }
+        if !self.has_rules() {
+            return;
         }
         for at in self.buffers_of(job, key, nearest) {
             self.file_opens(at as usize, key, opens);
@@ -869,8 +875,7 @@ impl Sim<'_> {
         state.active += 1;
         if state.active == 1 {
             state.active_since_ns = self.now_ns;
-            let worked = self.worked();
-            self.jobs[job as usize].phases[phase as usize].worked_before_ns = worked;
+            self.watch(job, phase);
         }
     }
 
@@ -882,16 +887,9 @@ impl Sim<'_> {
         if state.active > 0 {
             return;
         }
-        let took_ns = now_ns - state.active_since_ns;
-        state.io_ns += took_ns;
-        let worked = self.worked();
-        let state = &mut self.jobs[job as usize].phases[phase as usize];
-        state.worked_ns.resize(worked.len(), 0);
-        for ((sum, now), before) in
-            state.worked_ns.iter_mut().zip(&worked).zip(&state.worked_before_ns)
-        {
-            *sum += now.saturating_sub(*before);
-        }
+        let since_ns = state.active_since_ns;
+        state.io_ns += now_ns - since_ns;
+        self.end_watch(job, phase, since_ns);
     }
 
     /// The job's processes are no more.
@@ -903,9 +901,10 @@ impl Sim<'_> {
         }
     }
 
-    /// What each class has worked so far.
-    fn worked(&self) -> Vec<u64> {
-        Class::ALL.iter().map(|&class| self.stations.worked_ns(class, self.now_ns)).collect()
+    /// Job and phase of a process that has not died.
+    pub(super) fn phase_of(&self, process: u32) -> Option<(u32, u32)> {
+        let process = self.processes.get(process as usize).filter(|process| !process.dead)?;
+        Some((process.job, process.phase))
     }
 }
 

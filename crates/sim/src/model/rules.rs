@@ -54,7 +54,10 @@ struct Dirty {
 pub(super) struct Rules {
     policy: Policy,
     capacity_bytes: u64,
+    /// By the files' numbers: of those that are due at once the one that was made first is the first.
     queue: DrainQueue<u64, u64>,
+    /// Numbers of files, as they were made: a server's are the inodes.
+    numbers: BTreeMap<u64, u64>,
     dirty: BTreeMap<u64, Dirty>,
     /// Processes that have a file open.
     opens: BTreeMap<u64, u32>,
@@ -106,6 +109,7 @@ impl Rules {
             policy,
             capacity_bytes,
             queue: DrainQueue::default(),
+            numbers: BTreeMap::new(),
             dirty: BTreeMap::new(),
             opens: BTreeMap::new(),
             workers: 0,
@@ -118,6 +122,12 @@ impl Rules {
             clean_bytes: 0,
             armed_ns: None,
         }
+    }
+
+    /// The number of a file, which it gets when it is first seen.
+    fn number(&mut self, key: u64) -> u64 {
+        let next = self.numbers.len() as u64;
+        *self.numbers.entry(key).or_insert(next)
     }
 
     fn watermarks(&self) -> Vec<Watermark> {
@@ -133,12 +143,13 @@ impl Rules {
     pub(super) fn lose(&mut self) -> (Vec<Chunk>, u64) {
         let (mut lost, mut sent_bytes) = (Vec::new(), 0);
         for (key, mut file) in std::mem::take(&mut self.dirty) {
+            let number = self.number(key);
             lost.extend(file.chunks.drain(..));
             lost.extend(file.taken.drain(..));
             sent_bytes += file.sent.drain(..).map(|(_, bytes)| bytes).sum::<u64>();
             // A worker ends with what is under way.
             match file.under_way {
-                0 => drop(self.queue.remove(key)),
+                0 => drop(self.queue.remove(number)),
                 _ => drop(self.dirty.insert(key, file)),
             }
         }
@@ -239,8 +250,9 @@ impl Sim<'_> {
             segment[1] += part;
         });
         rules.clean_bytes -= before - rules.clean_in(key, chunk.offset, chunk.bytes);
+        let number = rules.number(key);
         let file = rules.dirty.entry(key).or_insert_with(|| {
-            rules.queue.add(key, key, now + IDLE_DEFAULT, now);
+            rules.queue.add(number, key, now + IDLE_DEFAULT, now);
             Dirty {
                 last_write: now,
                 chunks: VecDeque::new(),
@@ -258,6 +270,7 @@ impl Sim<'_> {
     pub(super) fn file_opens(&mut self, at: usize, key: u64, opens: bool) {
         let now = moment(self.now_ns);
         let Some(rules) = self.rules(at) else { return };
+        let number = rules.number(key);
         let count = rules.opens.entry(key).or_default();
         if opens {
             *count += 1;
@@ -266,7 +279,7 @@ impl Sim<'_> {
         *count = count.saturating_sub(1);
         if *count == 0 {
             rules.opens.remove(&key);
-            rules.queue.set_due(key, now);
+            rules.queue.set_due(number, now);
             self.pump_by_rules(at);
         }
     }
@@ -276,7 +289,10 @@ impl Sim<'_> {
         let now = moment(self.now_ns);
         let Some(rules) = self.rules(at) else { return };
         let keys: Vec<u64> = rules.dirty.keys().copied().collect();
-        keys.into_iter().for_each(|key| rules.queue.ask(key, now));
+        for key in keys {
+            let number = rules.number(key);
+            rules.queue.ask(number, now);
+        }
     }
 
     /// Whether there is room for so many bytes, when clean data has gone that may.
@@ -337,8 +353,9 @@ impl Sim<'_> {
                 }
                 Next::File { file: key, asked, since } => {
                     let over = rules.policy.watermark.is_some_and(|mark| rules.marks.is_over(mark));
+                    let number = rules.number(key);
                     let Some(file) = rules.dirty.get_mut(&key) else {
-                        rules.queue.remove(key);
+                        rules.queue.remove(number);
                         continue;
                     };
                     let facts = FileFacts {
@@ -354,13 +371,13 @@ impl Sim<'_> {
                     if !asked
                         && let Due::At(later) = due(&rules.policy, &facts, cache, now, &mut costly)
                     {
-                        rules.queue.put_back(key, later, false, now);
+                        rules.queue.put_back(number, later, false, now);
                         continue;
                     }
                     file.taken = std::mem::take(&mut file.chunks);
                     if file.taken.is_empty() {
                         rules.dirty.remove(&key);
-                        rules.queue.remove(key);
+                        rules.queue.remove(number);
                         continue;
                     }
                     let bytes = file.taken.iter().map(|chunk| chunk.bytes).sum();
@@ -433,6 +450,7 @@ impl Sim<'_> {
         let key = file_key(request.file, request.job);
         self.drain_next(at, key);
         let Some(rules) = self.rules(at) else { return };
+        let number = rules.number(key);
         let mut whole = Vec::new();
         if let Some(file) = rules.dirty.get_mut(&key) {
             file.under_way -= 1;
@@ -444,11 +462,11 @@ impl Sim<'_> {
                 rules.workers -= 1;
                 if file.chunks.is_empty() {
                     rules.dirty.remove(&key);
-                    rules.queue.remove(key);
+                    rules.queue.remove(number);
                 } else {
                     // As the server does with what was written meanwhile.
-                    rules.queue.dirty_since(key, now);
-                    rules.queue.put_back(key, now + WRITTEN_MEANWHILE, false, now);
+                    rules.queue.dirty_since(number, now);
+                    rules.queue.put_back(number, now + WRITTEN_MEANWHILE, false, now);
                 }
             }
         }
@@ -470,7 +488,12 @@ impl Sim<'_> {
         self.pump_by_rules(at);
     }
 
-    /// The policy of the machine's buffers, where they follow Forebay's rules.
+    /// Whether the machine's buffers are Forebay's: its code says where files go.
+    pub(super) fn has_placement(&self) -> bool {
+        self.machine.buffer.as_ref().is_some_and(|buffer| buffer.forebay)
+    }
+
+    /// Whether it also says when they drain, and what is let in and goes: of buffers that write back.
     pub(super) fn has_rules(&self) -> bool {
         self.machine.buffer.as_ref().is_some_and(|b| matches!(b.drain.when, DrainWhen::Policy(_)))
     }

@@ -150,9 +150,11 @@ impl Group {
         Group { lines: vec![Line::new(at_once); count as usize], write, read }
     }
 
-    /// Time that lines worked until `now_ns`; what they have taken on for later is not part of it.
-    pub(super) fn worked_ns(&self, now_ns: TimeNs) -> u64 {
-        self.lines.iter().map(|line| line.worked_ns(now_ns)).fold(0, u64::saturating_add)
+    /// Share of the time until `now_ns` that lines worked, of those that had anything to do.
+    pub(super) fn busy_share(&self, now_ns: TimeNs) -> f64 {
+        let used = self.lines.iter().filter(|line| line.served > 0);
+        let worked = used.map(|line| line.worked_ns(now_ns) as f64 / f64::from(line.servers()));
+        worked.sum::<f64>() / (self.used().max(1) as f64 * now_ns.max(1) as f64)
     }
 
     /// Lines that had anything to do.
@@ -207,8 +209,6 @@ pub(super) struct Way {
 pub(super) struct Stations {
     pub(super) groups: Vec<Group>,
     ways: [Way; 5],
-    /// Of each class that is joined to the one before it, that one.
-    joined_to: [Option<Class>; Class::ALL.len()],
     servers_of_controller: u32,
 }
 
@@ -278,25 +278,9 @@ impl Stations {
             groups[Class::Processors as usize] = Group::at_once(count, write, read, at_once);
         }
         let mut ways = ways(machine, &groups);
-        let joined_to = join(&mut ways, &groups, machine, program);
+        join(&mut ways, &groups, machine, program);
         let servers_of_controller = storage.controller.as_ref().map_or(1, |c| c.servers);
-        Stations { groups, ways, joined_to, servers_of_controller }
-    }
-
-    /// Time that the lines of a class worked until `now_ns`. Lines that are joined to others were told of requests that
-    /// have not come: they are taken to have done as much of their work as those others of theirs.
-    pub(super) fn worked_ns(&self, class: Class, now_ns: TimeNs) -> u64 {
-        let group = &self.groups[class as usize];
-        let Some(before) = self.joined_to[class as usize] else { return group.worked_ns(now_ns) };
-        let told_ns = |group: &Group| {
-            group.lines.iter().map(|line| line.busy_ns).fold(0, u64::saturating_add)
-        };
-        let of_before_ns = told_ns(&self.groups[before as usize]);
-        if of_before_ns == 0 {
-            return 0;
-        }
-        let share = self.worked_ns(before, now_ns) as f64 / of_before_ns as f64;
-        (told_ns(group) as f64 * share) as u64
+        Stations { groups, ways, servers_of_controller }
     }
 
     #[inline]
@@ -427,15 +411,21 @@ fn ways(machine: &Machine, groups: &[Group]) -> [Way; 5] {
 
 /// What a line's number is the number of.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Of {
+pub(super) enum Of {
+    /// A compute node.
     Node,
+    /// An I/O node, or a compute node where there are none.
     Origin,
+    /// A server.
     Server,
+    /// A controller.
     Controller,
+    /// A buffer.
     Buffer,
 }
 
-fn numbered_by(class: Class) -> Of {
+/// What the lines of a class are numbered by.
+pub(super) fn numbered_by(class: Class) -> Of {
     match class {
         Class::NodeOut | Class::NodeIn | Class::Processors => Of::Node,
         Class::IoUp | Class::IoDown | Class::NetworkOut | Class::NetworkIn => Of::Origin,
@@ -468,17 +458,11 @@ fn is_one_to_one(machine: &Machine, before: Class, after: Class) -> bool {
 ///
 /// Kinds of requests that the program cannot make are left out of sight. Where a full buffer is passed by, requests
 /// begin in the middle of a way, and where lost buffers are rebuilt, flash has requests of its own: nothing is joined then.
-fn join(
-    ways: &mut [Way; 5],
-    groups: &[Group],
-    machine: &Machine,
-    program: &Program,
-) -> [Option<Class>; Class::ALL.len()] {
-    let mut joined_to = [None; Class::ALL.len()];
+fn join(ways: &mut [Way; 5], groups: &[Group], machine: &Machine, program: &Program) {
     let passes_by = machine.buffer.as_ref().is_some_and(|b| b.when_full == WhenFull::Bypass);
     // A rebuild's requests come from no line before the flash.
     if passes_by || Sim::may_rebuild(machine) {
-        return joined_to;
+        return;
     }
     let steps = program.jobs.iter().flat_map(|job| &job.phases).flat_map(|phase| &phase.steps);
     let reads = steps.into_iter().any(|s| matches!(s.action, Action::Move { write: false, .. }));
@@ -509,7 +493,6 @@ fn join(
         if !in_order || !is_one_to_one(machine, only, class) {
             continue;
         }
-        joined_to[class as usize] = Some(only);
         for &way in &made {
             for at in 1..ways[way].hops.len() {
                 if ways[way].hops[at] == Hop::At(class) {
@@ -518,5 +501,4 @@ fn join(
             }
         }
     }
-    joined_to
 }

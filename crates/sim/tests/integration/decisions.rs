@@ -86,6 +86,17 @@ fn files_drain_in_the_order_of_the_queue_when_their_policy_says_so() {
     assert!((first.at_s - 3.0).abs() < 0.5, "{first:?}");
 }
 
+/// A server numbers files as they are made; where the workload file names them does not matter.
+#[test]
+fn of_files_that_are_due_at_once_the_one_that_was_made_first_is_first() {
+    let text = files(8, 4, "10s");
+    let (named, jobs) = text.split_once("[[job]]").unwrap();
+    let mut named: Vec<&str> = named.split("[[file]]").collect();
+    named[1..].reverse();
+    let outcome = run(&machine("end", ""), &format!("{}[[job]]{jobs}", named.join("[[file]]")));
+    assert_eq!(decided(&outcome, Decided::Drain, f64::MAX), names(0..8));
+}
+
 #[test]
 fn a_watermark_drains_down_to_its_lower_mark() {
     // 40 of 64 MiB are over 50 %: down to 25 %, which is 16 MiB.
@@ -118,8 +129,12 @@ fn names_take_turns_over_the_servers_and_stripes_go_round_from_there() {
         Machine::parse(Path::new("m.toml"), &text).unwrap()
     };
     let workload = "workload = 1\nfile = [{ name = \"f\", path = \"f.{process}\", size = \"4MiB\" }]\n[[job]]\nprocesses = 8\nprocesses_per_node = 2\nphase = [{ name = \"write\", steps = [{ write = \"f\", transfer = \"1MiB\" }] }]\n";
-    for access in ["private", "striped"] {
-        let more = format!("nodes = 4\naccess = \"{access}\"\nport = {{ rate = \"1000MB/s\" }}");
+    for (access, mode) in
+        [("private", "write-back"), ("striped", "write-back"), ("private", "stage")]
+    {
+        let more = format!(
+            "nodes = 4\naccess = \"{access}\"\nmode = \"{mode}\"\nport = {{ rate = \"1000MB/s\" }}"
+        );
         let outcome = run(&parse(&more), workload);
         let layout = Layout { placement: Placement::Spread, ..Layout::WHOLE_LOCAL };
         let placed = outcome.decisions.iter().filter(|d| d.what == Decided::Place);
@@ -132,7 +147,7 @@ fn names_take_turns_over_the_servers_and_stripes_go_round_from_there() {
             assert_eq!(decision.buffer, u32::from(shard.0), "{decision:?}");
             seen += 1;
         }
-        assert_eq!(seen, 8, "{access}");
+        assert_eq!(seen, 8, "{access} {mode}");
     }
     // A job's buffer has as many servers as were asked for.
     let outcome = run(&parse("nodes = 4\nservers = 2\nport = { rate = \"1000MB/s\" }"), workload);

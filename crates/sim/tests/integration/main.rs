@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
+mod bounds;
 mod calibration;
 mod common;
 mod decisions;
 mod pages;
 mod physics;
+mod sizes;

@@ -93,7 +93,7 @@ fn a_sizing_shows_its_answers_and_how_sure_they_are() {
     let outcome = model::run(&machine, &program, &options).unwrap();
     drawn(
         "size",
-        &page::size(&sizing, &machine, &outcome),
+        &page::size(&sizing, &machine, (&outcome, true)),
         5,
         &["capacity of a buffer", "of runs may stall", "95 % confidence interval"],
     );

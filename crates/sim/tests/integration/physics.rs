@@ -559,6 +559,27 @@ fn a_lost_buffer_node_takes_undrained_data_with_it() {
 }
 
 #[test]
+fn io_nodes_fail_beside_buffer_nodes_that_do() {
+    let both = |io: &str, buffer: &str| {
+        let text = SMALL.replace(
+            "attach = \"compute\"",
+            &format!("attach = \"fabric\"\nnodes = 2\nmtbf = \"{buffer}\"\nport = {{ rate = \"1000MB/s\" }}"),
+        );
+        let io = format!("[io]\nnodes = 2\nmtbf = \"{io}\"\nlink = {{ rate = \"1000MB/s\" }}\n");
+        let text = text.replace("64MiB", "1GiB") + "[buffer.drain]\nlimit = \"1MB/s\"\n" + &io;
+        run(&Machine::parse(Path::new("m.toml"), &text).unwrap(), &checkpointing())
+    };
+    let never = "100000000s";
+    let calm = both(never, never);
+    assert_eq!((calm.jobs[0].restarts, calm.bytes.lost), (0, 0));
+    // I/O nodes have no data.
+    let of_io = both("300s", never);
+    assert!(of_io.jobs[0].restarts > 0 && of_io.bytes.lost == 0, "{of_io:?}");
+    let of_buffers = both(never, "300s");
+    assert!(of_buffers.jobs[0].restarts > 0 && of_buffers.bytes.lost > 0, "{of_buffers:?}");
+}
+
+#[test]
 fn a_lost_io_node_kills_the_jobs_behind_it() {
     let mut text = SMALL.replace("attach = \"compute\"", "attach = \"io\"");
     text.push_str("[buffer.drain]\nlimit = \"1MB/s\"\n[io]\nnodes = 2\nmtbf = \"300s\"\nlink = { rate = \"1000MB/s\" }\n");
@@ -628,5 +649,10 @@ proptest! {
         let coarse = model::run(&machine, &program, &options.coarse()).map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert_eq!(coarse.bytes.written, moved);
         prop_assert!(coarse.events <= outcome.events);
+        for of in [&outcome, &coarse] {
+            let bounds = of.jobs.iter().flat_map(|job| &job.phases).filter_map(|phase| phase.bound_by.as_ref());
+            let mut shares = bounds.map(|bound| bound.busy_share).chain(of.resources.iter().map(|of| of.busy_share));
+            prop_assert!(shares.all(|share| (0.0..=1.0).contains(&share)), "{:?}", of.jobs);
+        }
     }
 }
