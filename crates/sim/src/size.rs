@@ -171,7 +171,7 @@ pub fn size(
         });
     };
     let options = Options { jitter: wish.jitter, ..options };
-    let (once, _) = as_it_is(machine, program, &options)?;
+    let once = as_it_is(machine, program, &options)?.0;
     let mut sizer = Sizer {
         machine,
         program,
@@ -198,7 +198,6 @@ pub fn size(
         |_| Question::NeverFull,
     )?;
     let rate = buffer.device.write_bytes_per_s;
-    let slowdown = 1.0 + wish.slowdown;
     let flash = sizer.least(
         "write rate of a flash device",
         "bytes/s",
@@ -211,7 +210,7 @@ pub fn size(
                 b.device.read_bytes_per_s *= value / rate;
             });
         },
-        |seed| Question::EndsBy(unlimited.end_s[seed] * slowdown),
+        |seed| Question::EndsBy(unlimited.end_s[seed] * (1.0 + wish.slowdown)),
     )?;
     let drain = sizer.drain()?;
     let sized = capacity.least.unwrap_or(buffer.capacity_bytes as f64);
