@@ -171,7 +171,7 @@ pub fn size(
         });
     };
     let options = Options { jitter: wish.jitter, ..options };
-    let (once, _) = as_it_is(machine, program, &options)?;
+    let once = as_it_is(machine, program, &options)?.0;
     let mut sizer = Sizer {
         machine,
         program,
@@ -198,7 +198,6 @@ pub fn size(
         |_| Question::NeverFull,
     )?;
     let rate = buffer.device.write_bytes_per_s;
-    let slowdown = 1.0 + wish.slowdown;
     let flash = sizer.least(
         "write rate of a flash device",
         "bytes/s",
@@ -211,27 +210,9 @@ pub fn size(
                 b.device.read_bytes_per_s *= value / rate;
             });
         },
-        |seed| Question::EndsBy(unlimited.end_s[seed] * slowdown),
+        |seed| Question::EndsBy(unlimited.end_s[seed] * (1.0 + wish.slowdown)),
     )?;
-    let disks = machine.storage.device.write_bytes_per_s;
-    let servers = f64::from(machine.storage.servers);
-    let drain = sizer.least(
-        "rate of all file servers",
-        "bytes/s",
-        disks * servers,
-        Range {
-            smallest: disks * servers / 1024.0,
-            largest: disks * servers * 1024.0,
-            guess: None,
-        },
-        |machine, value| {
-            machine.storage.device.write_bytes_per_s = value / servers;
-            if let Some(controller) = &mut machine.storage.controller {
-                controller.bytes_per_s *= value / (disks * servers);
-            }
-        },
-        |_| Question::NeverFull,
-    )?;
+    let drain = sizer.drain()?;
     let sized = capacity.least.unwrap_or(buffer.capacity_bytes as f64);
     let written = once.buffer.as_ref().map_or(0, |b| b.flash_written_bytes) as f64;
     let days = once.end_s.max(1e-9) / 86_400.0;
@@ -310,6 +291,27 @@ impl Sizer<'_> {
     /// More runs of a candidate have stalled than may.
     fn too_many(&self, stalled: u32) -> bool {
         f64::from(stalled) / f64::from(self.wish.seeds) > self.wish.stall_probability
+    }
+
+    /// The least rate of all file servers with which no more find a buffer full than may.
+    fn drain(&mut self) -> Result<Answer, SimError> {
+        let storage = &self.machine.storage;
+        let servers = f64::from(storage.servers);
+        let rate = storage.device.write_bytes_per_s * servers;
+        let range = Range { smallest: rate / 1024.0, largest: rate * 1024.0, guess: None };
+        self.least(
+            "rate of all file servers",
+            "bytes/s",
+            rate,
+            range,
+            |machine, value| {
+                machine.storage.device.write_bytes_per_s = value / servers;
+                if let Some(controller) = &mut machine.storage.controller {
+                    controller.bytes_per_s *= value / rate;
+                }
+            },
+            |_| Question::NeverFull,
+        )
     }
 
     fn largest_write(&self) -> u64 {
