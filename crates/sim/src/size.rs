@@ -429,7 +429,8 @@ fn least_between(
             }
             if guessed.is_some() && *leads_down.get_or_insert(suffices) == suffices {
                 guess = Some(if suffices { value / factor } else { value * factor });
-                factor *= factor * factor;
+                let cube = factor * factor * factor;
+                factor = cube;
             }
         }
         if high >= range.largest || does(high, true)? {
