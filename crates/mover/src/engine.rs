@@ -9,7 +9,6 @@ use super::delegated::Delegated;
 use super::dry_run::check_options;
 use super::fence::Fence;
 use super::journal::{Journal, Past};
-use super::left::LeftTemp;
 use super::parts::{Parts, Servers};
 use super::pfs::PfsHook;
 use super::plan::{PlanDir, PlanFile};
@@ -18,6 +17,7 @@ use super::run::Run;
 use super::setup::Setup;
 use super::stop::{Pace, StopReason};
 use super::stripe::Stripes;
+use super::temps::LeftTemp;
 use crate::counts::StagingCounts;
 use forebay_activity::Activity;
 use forebay_credentials::identity::Identity;
@@ -478,14 +478,14 @@ impl Shared {
             }
         };
         let ended = run.run();
-        let left = std::mem::take(&mut *run.left.lock());
+        let left = run.temps.take_left();
         if !left.is_empty()
             && let Err(errno) = plan.dir.write_left(&left)
         {
-            tracing::warn!(plan = %run.plan, %errno, "temporary files that stay are not recorded");
+            tracing::warn!(plan = %run.request.plan, %errno, "temporary files that stay are not recorded");
         }
         if let Err(fault) = journal.sync() {
-            tracing::warn!(plan = %run.plan, errno = %fault.errno, "journal not on flash");
+            tracing::warn!(plan = %run.request.plan, errno = %fault.errno, "journal not on flash");
         }
         ended
     }
@@ -514,7 +514,7 @@ impl Shared {
             Direction::In => Vec::new(),
             Direction::Out => self.temps_left_for(file.who.uid),
         };
-        self.run_of(Setup {
+        let setup = Setup {
             file,
             share_of: None,
             pace: plan.pace.clone(),
@@ -527,7 +527,8 @@ impl Shared {
             old_temps,
             commit: plan.commit.clone(),
             old_versions: self.versions_left(plan),
-        })
+        };
+        setup.run(self)
     }
 
     /// Temporary files that ended plans of a user left on their PFS.
