@@ -8,7 +8,7 @@
 //! the share of an earlier run of the plan.
 
 use super::completion::{Outbox, told};
-use super::engine::{Mover, Shared, State};
+use super::engine::{Mover, PlanTable, Shared};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Journal, Record};
 use super::meta::Meta;
@@ -310,7 +310,7 @@ impl Shared {
 
     fn begin_share(
         self: &Arc<Shared>,
-        state: &mut State,
+        state: &mut PlanTable,
         asked: BeginAsked,
         spec: StageSpec,
     ) -> Result<(), Errno> {
@@ -329,7 +329,7 @@ impl Shared {
 
     fn launch_share(
         self: &Arc<Shared>,
-        state: &mut State,
+        state: &mut PlanTable,
         id: ShareId,
         work: ShareWork,
     ) -> Result<(), Errno> {
@@ -350,7 +350,7 @@ impl Shared {
         }
     }
 
-    fn forget_shares(&self, state: &mut State) {
+    fn forget_shares(&self, state: &mut PlanTable) {
         let over = state.shares.iter().filter(|(_, share)| share.is_over());
         let over: Vec<_> = over.map(|(id, _)| *id).collect();
         for id in over.iter().take(over.len().saturating_sub(SHARES_KEPT)) {
@@ -360,7 +360,7 @@ impl Shared {
 
     /// Shares that a killed server left: what they were writing is removed. Called once, when the
     /// server starts.
-    pub fn sweep_shares(self: &Arc<Shared>, state: &mut State) {
+    pub fn sweep_shares(self: &Arc<Shared>, state: &mut PlanTable) {
         for (id, dir) in PlanDir::shares(&self.plans_dir) {
             let file = match dir.read() {
                 Ok(Some(file)) => file,

@@ -114,14 +114,14 @@ pub(super) struct Shared {
     pub tree: Arc<Fence>,
     pub plans_dir: PathBuf,
     pub options: MoverOptions,
-    pub state: Mutex<State>,
+    pub state: Mutex<PlanTable>,
     pub changed: Condvar,
     counts: Arc<StagingCounts>,
     pub stripes: Arc<Stripes>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct PlanTable {
     pub plans: BTreeMap<PlanId, Arc<Plan>>,
     pub queue: VecDeque<PlanId>,
     pub active: BTreeSet<PlanId>,
@@ -163,7 +163,7 @@ impl Mover {
         let failed =
             |errno| plan_error("open plans", errno, Some(plans_dir.as_os_str().as_bytes()));
         std::fs::create_dir_all(&plans_dir).map_err(|e| failed(e.into()))?;
-        let mut state = State::default();
+        let mut state = PlanTable::default();
         let prefix = PathBytes::new(&options.buffer_prefix);
         for id in PlanDir::all(&plans_dir).map_err(failed)? {
             state.newest = id.0;
@@ -377,7 +377,7 @@ impl Mover {
     }
 }
 
-impl State {
+impl PlanTable {
     /// The plan that this request has started. Bounded by the plans that wait, run and are kept.
     fn started_by(&self, who: &Caller, request: Option<&Token>) -> Option<Arc<Plan>> {
         let request = request?;
@@ -408,7 +408,7 @@ impl Drop for Mover {
 
 impl Shared {
     /// Starts queued plans while there is room.
-    pub fn start_next(self: &Arc<Shared>, state: &mut State) {
+    pub fn start_next(self: &Arc<Shared>, state: &mut PlanTable) {
         let at_once = state.concurrent_plans.unwrap_or(self.options.concurrent_plans).max(1);
         while state.active.len() < at_once && !state.shut_down {
             let Some(id) = state.next_in_turn() else { return };
@@ -416,7 +416,7 @@ impl Shared {
         }
     }
 
-    fn launch(self: &Arc<Shared>, state: &mut State, id: PlanId) {
+    fn launch(self: &Arc<Shared>, state: &mut PlanTable, id: PlanId) {
         let Some(plan) = state.plans.get(&id).cloned() else { return };
         state.threads.retain(|(_, thread)| !thread.is_finished());
         let shared = self.clone();
@@ -541,7 +541,7 @@ impl Shared {
 
     /// Forgets the oldest finished plans beyond [`KEEP_FINISHED_PLANS`], and of those that failed beyond
     /// [`KEEP_FAILED_PLANS`]: what has failed is asked for later, and by other programs.
-    fn forget_old(&self, state: &mut State) {
+    fn forget_old(&self, state: &mut PlanTable) {
         let ended: Vec<_> =
             state.plans.iter().filter(|(_, plan)| plan.is_final()).map(|(id, _)| *id).collect();
         let has_failed = |id: &PlanId| {
