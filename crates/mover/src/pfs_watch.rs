@@ -6,7 +6,7 @@
 
 use super::fault::{Outcome, Where};
 use super::journal::{Journal, Record};
-use super::pfs::Pfs;
+use super::pfs::RequesterPfs;
 use super::pfs_target::FsIdentity;
 use super::request::PlanRequest;
 use forebay_proto::control::Direction;
@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 /// The watch of one run.
 pub(super) struct PfsWatch {
     request: Arc<PlanRequest>,
-    pfs: Pfs,
+    pfs: RequesterPfs,
     journal: Arc<Journal>,
     /// The file system of the target, as an earlier run has it on record.
     recorded: Option<FsIdentity>,
@@ -27,7 +27,7 @@ impl PfsWatch {
     /// With the file system that an earlier run has journaled.
     pub fn new(
         request: Arc<PlanRequest>,
-        pfs: Pfs,
+        pfs: RequesterPfs,
         journal: Arc<Journal>,
         recorded: Option<FsIdentity>,
     ) -> PfsWatch {

@@ -20,7 +20,7 @@ use super::journal::{Journal, Past};
 use super::links::HardLinks;
 use super::not_kept::CopyLosses;
 use super::parts::{Parts, Servers};
-use super::pfs::{Pfs, PfsHook};
+use super::pfs::{PfsHook, RequesterPfs};
 use super::pfs_watch::PfsWatch;
 use super::progress::Progress;
 use super::proof::MountProof;
@@ -48,7 +48,7 @@ pub(super) struct Run {
     pub request: Arc<PlanRequest>,
     pub source: Arc<dyn Source>,
     pub target: Arc<dyn Target>,
-    pub pfs: Pfs,
+    pub pfs: RequesterPfs,
     pub hook: Option<PfsHook>,
     /// What is copied, for who watches.
     pub activity: Arc<Activity>,

@@ -12,7 +12,7 @@ use super::journal::{Journal, Past};
 use super::links::HardLinks;
 use super::not_kept::CopyLosses;
 use super::parts::{Parts, Servers};
-use super::pfs::Pfs;
+use super::pfs::RequesterPfs;
 use super::pfs_watch::PfsWatch;
 use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
@@ -136,9 +136,9 @@ fn ends_of(
     request: &PlanRequest,
     share_of: Option<ShardId>,
     shared: &Shared,
-) -> (Pfs, Arc<dyn Source>, Arc<dyn Target>) {
+) -> (RequesterPfs, Arc<dyn Source>, Arc<dyn Target>) {
     let options = &shared.options;
-    let pfs = Pfs {
+    let pfs = RequesterPfs {
         identity: request.identity.clone(),
         roots: Arc::new(options.pfs_roots.iter().map(|root| bytes_of(root)).collect()),
         hook: options.hook.clone(),

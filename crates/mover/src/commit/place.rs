@@ -9,7 +9,7 @@ use crate::endpoint::{Source, Target};
 use crate::fault::{Fault, Outcome};
 use crate::meta::{Dir, Meta};
 use crate::paths::{join, split};
-use crate::pfs::{Pfs, errno, fd};
+use crate::pfs::{RequesterPfs, errno, fd};
 use forebay_proto::attr::FileKind;
 use forebay_proto::commit::{MANIFEST_NAME, PublishedBy, VERSION_PREFIX, is_version};
 use forebay_proto::control::PathBytes;
@@ -112,7 +112,7 @@ pub(super) enum There {
 
 /// The place of one commit, and what is beside it, on the PFS.
 pub(super) struct CommitSite<'a> {
-    pub pfs: &'a Pfs,
+    pub pfs: &'a RequesterPfs,
     pub place: &'a Place,
     /// A directory that no commit made may be removed, or is kept under another name.
     pub may_displace: bool,

@@ -9,7 +9,7 @@ use super::{CommitRun, refused};
 use crate::endpoint::Source;
 use crate::fault::{Fault, Outcome};
 use crate::meta::Dir;
-use crate::pfs::{Pfs, errno, fd};
+use crate::pfs::{RequesterPfs, errno, fd};
 use crate::stop::{Pace, StopReason};
 use forebay_failpoint::step;
 use forebay_proto::attr::FileKind;
@@ -98,7 +98,7 @@ impl CommitRun<'_> {
 
 /// Removes names and trees of the PFS.
 struct TreeRemover<'a> {
-    pfs: &'a Pfs,
+    pfs: &'a RequesterPfs,
     pace: &'a Pace,
 }
 

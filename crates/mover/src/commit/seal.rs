@@ -11,7 +11,7 @@ use crate::endpoint::{Source, Target};
 use crate::fault::{Fault, Outcome, Sort, Where};
 use crate::journal::{Finished, Journal, Version};
 use crate::meta::{Dir, Meta};
-use crate::pfs::{Pfs, errno, fd};
+use crate::pfs::{RequesterPfs, errno, fd};
 use crate::progress::Progress;
 use crate::request::PlanRequest;
 use crate::stop::Pace;
@@ -100,7 +100,7 @@ pub(super) struct Sealer<'a> {
     pub request: &'a PlanRequest,
     pub place: &'a Place,
     pub source: &'a dyn Source,
-    pub pfs: &'a Pfs,
+    pub pfs: &'a RequesterPfs,
     pub journal: &'a Journal,
     pub progress: &'a Progress,
     pub pace: &'a Pace,
