@@ -14,7 +14,7 @@ use super::map::BLOCK_BYTES;
 use super::nodes::Nodes;
 use super::notifier::Notifier;
 use super::parts::Parts;
-use super::pfs::{Pfs, PfsStat};
+use super::pfs::{PfsDir, PfsStat};
 use super::pfs_leftovers::PfsLeftovers;
 use super::record::{Base, Owner, Record, State};
 use super::record_store::RecordStore;
@@ -61,7 +61,7 @@ impl Drop for Opening {
 /// Brings nodes and what is on flash of their files together.
 pub(crate) struct CachedFiles {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     clocks: Arc<Clocks>,
     notifier: Arc<Notifier>,

@@ -14,7 +14,7 @@ use super::flash::Flash;
 use super::map::BLOCK_BYTES;
 use super::nodes::Nodes;
 use super::parts::Parts;
-use super::pfs::Pfs;
+use super::pfs::PfsDir;
 use super::record::State;
 use super::record_store::RecordStore;
 use super::room_ahead::RoomAhead;
@@ -103,7 +103,7 @@ pub(crate) struct Space {
     pins_from: Mutex<Ino>,
     origin: Origin,
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     counters: Arc<Counters>,
     activity: Arc<Activity>,

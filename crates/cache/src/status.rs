@@ -16,7 +16,7 @@ use super::nodes::Nodes;
 use super::notifier::Notifier;
 use super::parts::Parts;
 use super::paths::rooted;
-use super::pfs::{Key, Pfs, PfsStat};
+use super::pfs::{Key, PfsDir, PfsStat};
 use super::pfs_inodes::PfsInodes;
 use super::pfs_leftovers::PfsLeftovers;
 use super::probe::Probe;
@@ -62,7 +62,7 @@ pub fn why_not_invalidated(what: &str, path: &Path, errno: Errno) -> ControlErro
 /// Tells the state of files and trees.
 pub(crate) struct Status {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     counters: Arc<Counters>,
     drain_list: Arc<DrainList>,

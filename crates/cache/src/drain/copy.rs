@@ -14,7 +14,7 @@ use super::super::file::CacheFile;
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::parts::Parts;
-use super::super::pfs::Pfs;
+use super::super::pfs::PfsDir;
 use super::super::record::State;
 use super::DrainList;
 use super::foreground::{Foreground, Turn};
@@ -89,7 +89,7 @@ fn without<'a>(holes: &HashSet<usize>, data: &'a [u8]) -> Vec<(u64, &'a [u8])> {
 /// Copies blocks to PFS files, and verifies them.
 pub(super) struct Copier {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     counters: Arc<Counters>,
     drain_list: Arc<DrainList>,
     foreground: Arc<Foreground>,

@@ -18,7 +18,7 @@ use super::super::moves::Moves;
 use super::super::nodes::Nodes;
 use super::super::parts::Parts;
 use super::super::paths::split;
-use super::super::pfs::{Key, Pfs, PfsStat, errno};
+use super::super::pfs::{Key, PfsDir, PfsStat, errno};
 use super::super::pfs_leftovers::PfsLeftovers;
 use super::super::publishing::Publishing;
 use super::super::record::{Base, Draining, Owner, Record, State};
@@ -76,7 +76,7 @@ fn to_drain(entry: &Entry) -> bool {
 /// Brings dirty files to the PFS.
 pub(super) struct Publisher {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     counters: Arc<Counters>,
     clocks: Arc<Clocks>,

@@ -17,7 +17,7 @@ use super::super::nodes::Nodes;
 use super::super::notifier::Notifier;
 use super::super::parts::Parts;
 use super::super::paths::{joined, split};
-use super::super::pfs::{Pfs, PfsStat, errno};
+use super::super::pfs::{PfsDir, PfsStat, errno};
 use super::super::pfs_leftovers::PfsLeftovers;
 use super::super::publishing::Publishing;
 use super::super::record::{Base, Draining, Record, State};
@@ -93,7 +93,7 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
 /// Ends conflicts.
 pub(crate) struct Conflicts {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     drain_list: Arc<DrainList>,
     notifier: Arc<Notifier>,
