@@ -90,7 +90,7 @@ fn a_plan_of_a_silent_mount_is_not_taken_for_that_of_another_one() {
     ];
     // At once: each waits for the silent one.
     let running = commands.map(|command| {
-        let mut ask = rig.forebay();
+        let mut ask = Command::new(crate::common::program());
         ask.args(command).current_dir(rig.base()).stdout(Stdio::piped()).stderr(Stdio::piped());
         ask.spawn().unwrap()
     });
