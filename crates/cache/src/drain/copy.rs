@@ -15,7 +15,7 @@ use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::parts::Parts;
 use super::super::pfs::PfsDir;
-use super::super::record::State;
+use super::super::record::SyncState;
 use super::DrainList;
 use super::foreground::{Foreground, Turn};
 use super::{Failed, failed, lost};
@@ -124,7 +124,7 @@ impl Copier {
         let mut at = 0;
         let mut turn = Turn::begin();
         // A person has decided about a conflict, and waits.
-        let is_waited_for = file.state.lock().record.state == State::Conflict;
+        let is_waited_for = file.state.lock().record.state == SyncState::Conflict;
         while at < blocks.len() {
             let most = (PIECE_BYTES / BLOCK_BYTES) as usize;
             let run = blocks[at..]
