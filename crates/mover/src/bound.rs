@@ -35,3 +35,20 @@ impl MemoryBound {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_beyond_the_bound_is_refused_and_takes_nothing() {
+        let bound = MemoryBound::new("things", 100);
+        bound.take(60).unwrap();
+        let fault = bound.take(41).unwrap_err();
+        assert_eq!(fault.sort, Sort::Refused);
+        let why = fault.why.unwrap();
+        assert!(why.contains("100 bytes of memory for things, and the 1 before"), "{why}");
+        bound.take(40).unwrap();
+        assert!(bound.take(1).is_err());
+    }
+}

@@ -120,6 +120,7 @@ pub(super) struct Shared {
     pub stripes: Arc<Stripes>,
 }
 
+/// All plans of the buffer, and this server's shares in plans of others.
 #[derive(Default)]
 pub(super) struct PlanTable {
     pub plans: BTreeMap<PlanId, Arc<Plan>>,
@@ -482,7 +483,8 @@ impl Shared {
         if !left.is_empty()
             && let Err(errno) = plan.dir.write_left(&left)
         {
-            tracing::warn!(plan = %run.request.plan, %errno, "temporary files that stay are not recorded");
+            tracing::warn!(plan = %run.request.plan, %errno,
+                "temporary files that stay are not recorded");
         }
         if let Err(fault) = journal.sync() {
             tracing::warn!(plan = %run.request.plan, errno = %fault.errno, "journal not on flash");

@@ -67,3 +67,64 @@ impl HardLinks {
         std::mem::take(&mut self.names.lock().followers)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::{Dir, Meta};
+    use forebay_proto::attr::{FileKind, Timestamp};
+
+    fn name(dev: u64, ino: u64, name: &[u8]) -> Task {
+        let none = Timestamp::default();
+        let meta = Meta {
+            kind: FileKind::File,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            size_bytes: 1,
+            allocated_bytes: 0,
+            atime: none,
+            mtime: none,
+            ctime: none,
+            dev,
+            ino,
+            nlink: 2,
+            rdev: 0,
+        };
+        Task {
+            source_top: Arc::from(&b"/from"[..]),
+            target_top: Arc::from(&b"/to"[..]),
+            rel: Arc::from(&b"d"[..]),
+            dirs: Some((Dir::Missing, Dir::Missing)),
+            source_name: name.to_vec(),
+            target_name: name.to_vec(),
+            meta,
+            leader: None,
+            is_shared: false,
+            afar: None,
+        }
+    }
+
+    #[test]
+    fn the_first_name_of_an_inode_is_copied_and_the_others_follow_it() {
+        let links = HardLinks::new(1 << 20);
+        let first = links.take(name(1, 7, b"a")).unwrap();
+        assert!(links.take(name(1, 7, b"b")).is_none());
+        let other = links.take(name(2, 7, b"c")).expect("another device is another file");
+        first.set_published();
+        links.close();
+        let followers = links.followers();
+        let [(task, leader)] = &followers[..] else { panic!("{}", followers.len()) };
+        assert_eq!((&task.target_name[..], &leader.name[..]), (&b"b"[..], &b"a"[..]));
+        assert!(task.dirs.is_none(), "descriptors are given back");
+        assert!(leader.is_published() && !other.leader.unwrap().is_published());
+        assert!(links.followers().is_empty());
+    }
+
+    #[test]
+    fn names_take_memory_up_to_a_bound() {
+        let links = HardLinks::new(1_000);
+        let taken = (0..100).take_while(|_| links.reserve(&name(1, 7, b"a")).is_ok()).count();
+        assert!((1..8).contains(&taken), "{taken}");
+    }
+}

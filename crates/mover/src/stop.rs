@@ -54,6 +54,7 @@ impl Drop for OnFlash<'_> {
     }
 }
 
+/// Whether the plan stops, and how fast it may go.
 struct PaceState {
     stop: Option<StopReason>,
     /// The limit of the whole plan; 0 = none.

@@ -291,8 +291,8 @@ impl<'a> CommitRun<'a> {
         loop {
             match step() {
                 Err(fault) if !fault.is_stop() => {
-                    tracing::warn!(plan = %self.run.request.plan, what = fault.what, errno = %fault.errno,
-                        "the PFS does not say whether the tree is published; asked again");
+                    tracing::warn!(plan = %self.run.request.plan, what = fault.what,
+                        errno = %fault.errno, "the PFS does not say whether the tree is published; asked again");
                     self.run.pace.sleep(AWAY_PAUSE).map_err(|_| Fault {
                         why: Some(format!(
                             "{}; whether the tree is published cannot be told: look there",
