@@ -13,7 +13,9 @@ use crate::args::{
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_cache::CacheOptions;
-use forebay_client::{Control, MountRef, WaitFor, Waited, cache_wait, canonical, mounts};
+use forebay_client::{
+    Control, MountRef, WaitFor, Waited, cache_wait, canonical, mounts, server_process,
+};
 use forebay_proto::Errno;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes, Verify};
@@ -119,7 +121,17 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let (mut cached, path) = connect_until(&args.path, &args.at, "drain", until)?;
     let what = (WaitFor::WrittenBefore, !args.no_flush);
-    let waited = drain(&mut cached, &path, timeout, what, args.json)?;
+    let mut newest = None;
+    let waited = drain_noting(&mut cached, &path, timeout, what, args.json, &mut newest);
+    let waited = waited.or_else(|error| match newest {
+        // The time is over, and the answer to the last look is late: what the one before told is what is known.
+        Some((state, at)) if is_late(&error, until) && cached.gave_up() => {
+            let silent = at.elapsed().as_secs_f64();
+            eprintln!("forebay: no answer for {silent:.1} s; what was told before that:");
+            Ok(Waited { is_done: false, state })
+        }
+        _ => Err(error),
+    })?;
     let state = &waited.state;
     if args.json {
         print_json(state)?;
@@ -143,6 +155,18 @@ pub fn drain(
     what: (WaitFor, bool),
     quiet: bool,
 ) -> Result<Waited, ControlError> {
+    drain_noting(cached, path, timeout, what, quiet, &mut None)
+}
+
+/// The same; `newest` is what was told last, and when.
+fn drain_noting(
+    cached: &mut Cached,
+    path: &Path,
+    timeout: Option<Duration>,
+    what: (WaitFor, bool),
+    quiet: bool,
+    newest: &mut Option<(TreeState, Instant)>,
+) -> Result<Waited, ControlError> {
     let start = Instant::now();
     let until = timeout.and_then(|timeout| start.checked_add(timeout));
     let style = "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} {wide_msg}";
@@ -159,11 +183,19 @@ pub fn drain(
             bar.set_length(drained + state.dirty_bytes);
             bar.set_position(drained);
             bar.set_message(summary(state));
+            *newest = Some((state.clone(), Instant::now()));
             timeout.is_none_or(|timeout| start.elapsed() < timeout)
         },
     );
     bar.finish_and_clear();
     waited
+}
+
+/// Whether an answer did not come within the time of a command, of a process that is not stopped.
+fn is_late(error: &ControlError, until: Option<Instant>) -> bool {
+    let is_over = until.is_some_and(|until| Instant::now() >= until);
+    let is_stopped = error.why.contains(server_process::ARE_STOPPED);
+    is_over && error.errno == Some(libc::ETIMEDOUT) && !is_stopped
 }
 
 pub(super) fn progress(length: u64, style: &str, quiet: bool) -> ProgressBar {
