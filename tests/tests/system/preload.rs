@@ -1048,7 +1048,10 @@ fn the_recorder_goes_along_in_either_order() {
             .collect();
         let mut command = Command::new(binary());
         let said = procs::run(command.args(&words).arg(script).current_dir(buffer.root()));
-        assert_eq!(said.trim(), "one", "{order}");
+        // A mount that a busy machine lets answer late is told.
+        let is_late = |line: &&str| line.starts_with("forebay trace: what the buffer at ");
+        let said: Vec<&str> = said.lines().filter(|line| !is_late(line)).collect();
+        assert_eq!(said, ["one"], "{order}");
         assert!(std::fs::read_dir(&trace).unwrap().count() > 1, "{order}");
     }
 }

@@ -175,6 +175,10 @@ impl Over {
     }
 }
 
+/// Longest that operations over both servers take to go on when the servers reach each other again: the kernel sends what was not
+/// acknowledged again only after a pause as long as the one before.
+const GOES_ON: Duration = Duration::from_secs(30);
+
 /// Cuts the servers from each other, in these ways, for so long, while operations over both are made.
 fn servers_cut(ways: &[(usize, usize)], cut: Duration) {
     let (machines, served) = served_by(Options::over(2, Store::Tmpfs).short_lease());
@@ -189,22 +193,31 @@ fn servers_cut(ways: &[(usize, usize)], cut: Duration) {
     let still = Standstill::watch();
     let kinds = [Over::Rename, Over::Link, Over::Mkdir];
     const PREPARED: u64 = 400;
+    // Calls of each kind that were begun after the cut and answered well, and ends of workers.
+    let (healed, goes_on) = (AtomicBool::new(false), [const { AtomicBool::new(false) }; 3]);
     kinds.iter().for_each(|kind| (0..PREPARED).for_each(|n| kind.prepare(&served, &pair, n)));
     let answers: Vec<Vec<Result<(), Errno>>> = std::thread::scope(|scope| {
-        let work = |kind: Over| {
-            let (served, pair, stop) = (&served, &pair, &stop);
+        let work = |kind: Over, well| {
+            let (served, pair, stop, healed) = (&served, &pair, &stop, &healed);
             move || {
                 let mut answers = Vec::new();
                 while !stop.load(SeqCst) && (answers.len() as u64) < PREPARED {
                     let number = answers.len() as u64;
                     let at = (number % 2) as usize;
-                    answers.push(kind.run(served, at, pair, number));
+                    let is_healed = healed.load(SeqCst);
+                    let answer = kind.run(served, at, pair, number);
+                    if is_healed && answer.is_ok() {
+                        AtomicBool::store(well, true, SeqCst);
+                    }
+                    answers.push(answer);
                     std::thread::sleep(ms(10));
                 }
+                AtomicBool::store(well, true, SeqCst);
                 answers
             }
         };
-        let workers = kinds.map(|kind| scope.spawn(work(kind)));
+        let workers =
+            std::array::from_fn::<_, 3, _>(|at| scope.spawn(work(kinds[at], &goes_on[at])));
         let stopped = Stop(&stop);
         std::thread::sleep(ms(500));
         ways.iter().for_each(|(from, to)| machines.cut_way(*from, *to));
@@ -236,7 +249,12 @@ fn servers_cut(ways: &[(usize, usize)], cut: Duration) {
         }
         eprintln!("{number} rounds of calls that need one server, the longest took {longest:?}");
         ways.iter().for_each(|(from, to)| machines.heal_way(*from, *to));
-        std::thread::sleep(ms(1_500));
+        healed.store(true, SeqCst);
+        let limit = Instant::now() + GOES_ON;
+        while Instant::now() < limit && !goes_on.iter().all(|kind| kind.load(SeqCst)) {
+            std::thread::sleep(ms(10));
+        }
+        std::thread::sleep(ms(500));
         drop(stopped);
         workers.map(|worker| worker.join().unwrap()).into()
     });
