@@ -14,9 +14,9 @@ use super::map::BLOCK_BYTES;
 use super::nodes::Nodes;
 use super::notifier::Notifier;
 use super::parts::Parts;
-use super::pfs::{Pfs, PfsStat};
+use super::pfs::{PfsDir, PfsStat};
 use super::pfs_leftovers::PfsLeftovers;
-use super::record::{Base, Owner, Record, State};
+use super::record::{Base, Owner, Record, SyncState};
 use super::record_store::RecordStore;
 use super::space::Space;
 use forebay_credentials::acting::Who;
@@ -61,7 +61,7 @@ impl Drop for Opening {
 /// Brings nodes and what is on flash of their files together.
 pub(crate) struct CachedFiles {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     clocks: Arc<Clocks>,
     notifier: Arc<Notifier>,
@@ -194,7 +194,7 @@ impl CachedFiles {
             });
         }
         // While we write it ourselves it changes.
-        if state != State::Conflict && !draining {
+        if state != SyncState::Conflict && !draining {
             self.records
                 .note_conflict(file, "changed on the PFS while there is data for it here")?;
         }
@@ -213,7 +213,7 @@ impl CachedFiles {
                 // Before the first of it goes: what a kill leaves is not taken for ours.
                 state.save(&self.flash, file, |record| {
                     record.base = Base { young: true, ..Base::of(stat) };
-                    record.state = State::Clean;
+                    record.state = SyncState::Clean;
                     record.whole = false;
                     record.resized = false;
                 })?;
@@ -234,7 +234,7 @@ impl CachedFiles {
             state.save(&self.flash, file, |record| {
                 record.base = Base::of_foreign(stat, &self.clocks);
                 record.fetch_limit = stat.size;
-                record.state = State::Clean;
+                record.state = SyncState::Clean;
                 record.whole = false;
                 record.resized = false;
                 record.draining = None;

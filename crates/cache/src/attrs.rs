@@ -12,7 +12,7 @@ use super::lost::Losses;
 use super::nodes::Nodes;
 use super::own_change::OwnChanges;
 use super::parts::Parts;
-use super::pfs::{Pfs, PfsStat, errno, proc_path};
+use super::pfs::{PfsDir, PfsStat, errno, proc_path};
 use super::pfs_inodes::PfsInodes;
 use super::stack::Stack;
 use super::status::Status;
@@ -43,7 +43,7 @@ const XATTR_FIRST_BYTES: usize = 512;
 /// Attributes of files: the PFS's, together with what is here.
 pub(crate) struct Attributes {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     drain_list: Arc<DrainList>,
     policies: Arc<Policies>,

@@ -7,7 +7,7 @@ use super::CacheFs;
 use super::file::CacheFile;
 use super::names::DRAIN_PREFIX;
 use super::pfs::errno;
-use super::record::State;
+use super::record::SyncState;
 use super::status::{below, not_cached};
 use forebay_credentials::acting::Who;
 use forebay_proto::attr::FileKind;
@@ -243,7 +243,7 @@ impl CacheFs {
         }
         files.retain(|file| {
             let is_lost = self.stack.losses.data_is_lost(file).unwrap_or(false);
-            is_lost || file.state.lock().record.state == State::Conflict
+            is_lost || file.state.lock().record.state == SyncState::Conflict
         });
         // A directory may have the name that the file had; and several files may have had it: one after the other.
         let is_it = |file: &&Arc<CacheFile>| {

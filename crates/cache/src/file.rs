@@ -9,7 +9,7 @@
 
 use super::flash::Flash;
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
-use super::record::{Record, State};
+use super::record::{Record, SyncState};
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result};
 use forebay_store::objects::ObjectStat;
@@ -453,7 +453,7 @@ impl FileState {
     pub fn dirty_bytes(&self, size: u64) -> u64 {
         match (self.record.whole, self.record.state) {
             (true, _) => size,
-            (false, State::Clean) => 0,
+            (false, SyncState::Clean) => 0,
             // How long it was nobody knows.
             (false, _) if self.is_lost() && size == 0 => self.map.dirty() * BLOCK_BYTES,
             (false, _) => (self.map.dirty() * BLOCK_BYTES).min(size),

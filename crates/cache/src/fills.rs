@@ -10,7 +10,7 @@ use super::filling::Filling;
 use super::flash::Flash;
 use super::map::{BLOCK_BYTES, Entry};
 use super::parts::Parts;
-use super::pfs::Pfs;
+use super::pfs::PfsDir;
 use super::pfs_inodes::PfsInodes;
 use super::space::Space;
 use forebay_activity::{Activity, Begun};
@@ -31,7 +31,7 @@ pub(super) const PIECE_BLOCKS: u64 = 8;
 /// Fetches blocks of files.
 pub(crate) struct Fills {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     counters: Arc<Counters>,
     activity: Arc<Activity>,
     inodes: Arc<PfsInodes>,

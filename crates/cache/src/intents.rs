@@ -16,7 +16,7 @@ use super::map::bits;
 use super::moves::Moves;
 use super::nodes::Nodes;
 use super::parts::Parts;
-use super::pfs::Pfs;
+use super::pfs::PfsDir;
 use forebay_credentials::acting::Who;
 use forebay_proto::control::PathBytes;
 use forebay_proto::{Errno, Ino, Result};
@@ -65,7 +65,7 @@ impl Intent {
 pub(crate) struct Intents {
     all: Mutex<Vec<Intent>>,
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     moves: Arc<Moves>,
     drain_list: Arc<DrainList>,

@@ -17,7 +17,7 @@ use super::file::{CacheFile, FileState};
 use super::fills::Fills;
 use super::flash::Flash;
 use super::parts::Parts;
-use super::record::{Failure, State};
+use super::record::{Failure, SyncState};
 use super::space::Space;
 use forebay_proto::{Errno, Result, Timestamp};
 use forebay_store::objects::ObjectStat;
@@ -130,7 +130,7 @@ impl Losses {
         let at_s = Timestamp::now().sec;
         let mut record = state.record.clone();
         record.lost_bytes = Some(state.seen_bytes.max(state.map.vouched_bytes()));
-        record.state = State::Failed;
+        record.state = SyncState::Failed;
         record.failure = Some(Failure { errno: libc::EIO, what: LOST.into(), tries: 0, at_s });
         if let Err(error) = state.save(&self.flash, file, |now| now.clone_from(&record)) {
             // The log may be gone with the data.
@@ -183,7 +183,7 @@ impl Losses {
         state.at_open = None;
         state.save(&self.flash, file, |record| {
             record.lost_bytes = None;
-            record.state = State::Dirty;
+            record.state = SyncState::Dirty;
             record.failure = None;
             record.whole = false;
             record.resized = true;

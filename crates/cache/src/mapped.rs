@@ -32,8 +32,9 @@ pub(crate) struct Mapped {
     asked: bool,
 }
 
+/// What is in the list, and whether its thread is to end.
 #[derive(Default)]
-struct State {
+struct MappedList {
     files: Vec<Mapped>,
     /// The one that is being looked at, and whether somebody has asked for it since.
     looking: Option<(Ino, bool)>,
@@ -43,7 +44,7 @@ struct State {
 /// The list.
 #[derive(Default)]
 pub(crate) struct MappedFiles {
-    state: Mutex<State>,
+    state: Mutex<MappedList>,
     wake: Condvar,
 }
 

@@ -20,7 +20,7 @@ use super::nodes::Nodes;
 use super::own_change::OwnChanges;
 use super::own_change::lock_metas;
 use super::parts::Parts;
-use super::pfs::{HELD_PREFIX, Pfs, PfsStat, errno};
+use super::pfs::{HELD_PREFIX, PfsDir, PfsStat, errno};
 use super::pfs_inodes::PfsInodes;
 use super::pfs_leftovers::PfsLeftovers;
 use super::publishing::Publishing;
@@ -57,7 +57,7 @@ pub(super) fn check_name(name: &[u8]) -> Result<()> {
 /// Names: looked up, made and removed.
 pub(crate) struct Names {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     drain_list: Arc<DrainList>,
     moves: Arc<Moves>,

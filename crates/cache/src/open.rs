@@ -27,7 +27,7 @@ use super::mapped::MappedFiles;
 use super::names::masked;
 use super::nodes::Nodes;
 use super::parts::Parts;
-use super::pfs::{Pfs, PfsStat};
+use super::pfs::{PfsDir, PfsStat};
 use super::pfs_inodes::PfsInodes;
 use super::pfs_inodes::writes;
 use super::pfs_leftovers::PfsLeftovers;
@@ -56,7 +56,7 @@ const FETCH_AT_OPEN_MAX_BYTES: u64 = 1 << 20;
 /// Opens of files, until they are released.
 pub struct Opens {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     options: Arc<CacheOptions>,
     counters: Arc<Counters>,

@@ -20,7 +20,7 @@ use super::CacheOptions;
 use super::nodes::Nodes;
 use super::parts::Parts;
 use super::paths::{joined, split};
-use super::pfs::Pfs;
+use super::pfs::PfsDir;
 use forebay_credentials::acting::{Judged, is_kernels};
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Caller, Errno, Ino, Result};
@@ -35,7 +35,7 @@ const TRUSTED: &[u8] = b"trusted.";
 
 /// Makes calls with the rights that an overlay gives.
 pub(crate) struct Overlays {
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     options: Arc<CacheOptions>,
 }

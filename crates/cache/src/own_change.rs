@@ -7,7 +7,7 @@ use super::clock::Clocks;
 use super::file::CacheFile;
 use super::flash::Flash;
 use super::parts::Parts;
-use super::pfs::Pfs;
+use super::pfs::PfsDir;
 use super::pfs_inodes::PfsInodes;
 use super::record::Base;
 use forebay_credentials::acting::Who;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Makes our own changes of PFS files.
 pub(crate) struct OwnChanges {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     clocks: Arc<Clocks>,
     inodes: Arc<PfsInodes>,
 }

@@ -12,7 +12,7 @@ use super::flash::Flash;
 use super::moves::Moves;
 use super::nodes::Nodes;
 use super::notifier::Notifier;
-use super::pfs::Pfs;
+use super::pfs::PfsDir;
 use super::publishing::Publishing;
 use super::read_ahead::{Wish, Wishes};
 use crossbeam_channel::Receiver;
@@ -26,7 +26,7 @@ use std::time::Instant;
 /// The parts of one cache.
 pub(crate) struct Parts {
     pub flash: Arc<Flash>,
-    pub pfs: Arc<Pfs>,
+    pub pfs: Arc<PfsDir>,
     pub nodes: Arc<Nodes>,
     pub options: Arc<CacheOptions>,
     /// From which the moments of decisions count.
@@ -58,7 +58,7 @@ impl Parts {
     /// of wishes is for the threads that read ahead.
     pub fn new(
         flash: Flash,
-        pfs: Pfs,
+        pfs: PfsDir,
         options: CacheOptions,
         events: Option<CacheEvents>,
         (token, has_names): (u64, bool),

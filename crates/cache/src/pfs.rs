@@ -106,8 +106,8 @@ struct Opened {
     mount_id: u64,
 }
 
-/// The directory.
-pub(crate) struct Pfs {
+/// The PFS directory that a cache shows.
+pub(crate) struct PfsDir {
     path: PathBuf,
     identity: Identity,
     opened: RwLock<Opened>,
@@ -117,7 +117,7 @@ pub(crate) struct Pfs {
     /// Tests set it: no name of ours can be removed.
     #[cfg(test)]
     pub keeps_names: std::sync::atomic::AtomicBool,
-    /// Tests set it: [`Pfs::renames_what_is_held`].
+    /// Tests set it: [`PfsDir::renames_what_is_held`].
     #[cfg(test)]
     pub is_as_nfs: std::sync::atomic::AtomicBool,
 }
@@ -191,17 +191,17 @@ fn identify(dir: BorrowedFd<'_>) -> Result<(Identity, u64, u64)> {
     Ok((identity, dev, st.stx_mnt_id))
 }
 
-impl Pfs {
+impl PfsDir {
     /// Opens the directory. `expected` is what it was when the buffer was made: ENODEV if it is
     /// another one now.
-    pub fn open(path: &Path, expected: Option<&Identity>) -> Result<Pfs> {
+    pub fn open(path: &Path, expected: Option<&Identity>) -> Result<PfsDir> {
         let dir = open_dir(path)?;
         let (identity, dev, mount_id) = identify(dir.as_fd())?;
         if expected.is_some_and(|expected| *expected != identity) {
             return Err(Errno::ENODEV);
         }
         let opened = RwLock::new(Opened { dir: Arc::new(dir), dev, mount_id });
-        Ok(Pfs {
+        Ok(PfsDir {
             path: path.to_path_buf(),
             identity,
             opened,
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn a_path_that_is_longer_than_a_call_takes_is_walked() {
         let dir = tempfile::tempdir().unwrap();
-        let pfs = Pfs::open(dir.path(), None).unwrap();
+        let pfs = PfsDir::open(dir.path(), None).unwrap();
         let name = [b'd'; 200];
         let mut at = open_dir(dir.path()).unwrap();
         let mut path = Vec::new();

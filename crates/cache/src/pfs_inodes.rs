@@ -11,7 +11,7 @@ use super::names::check_name;
 use super::nodes::Nodes;
 use super::parts::Parts;
 use super::paths::joined;
-use super::pfs::{Pfs, PfsStat, errno, proc_path};
+use super::pfs::{PfsDir, PfsStat, errno, proc_path};
 use super::publishing::{Look, Publishing};
 use forebay_activity::Activity;
 use forebay_credentials::acting::Who;
@@ -33,7 +33,7 @@ pub(super) fn writes(flags: u32) -> bool {
 
 /// Opens PFS inodes of one cache.
 pub(crate) struct PfsInodes {
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     moves: Arc<Moves>,
     publishing: Arc<Publishing>,

@@ -18,7 +18,7 @@ use super::nodes::Nodes;
 use super::own_change::OwnChanges;
 use super::parts::Parts;
 use super::paths::{joined, split};
-use super::pfs::{Key, Pfs, PfsStat, errno};
+use super::pfs::{Key, PfsDir, PfsStat, errno};
 use super::pfs_inodes::PfsInodes;
 use super::read_ahead::Wishes;
 use super::record::{Base, Draining, Record};
@@ -63,7 +63,7 @@ pub(crate) struct PfsLeftovers {
     /// Makes names ours.
     token: u64,
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     drain_list: Arc<DrainList>,
     wishes: Arc<Wishes>,

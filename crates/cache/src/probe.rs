@@ -4,7 +4,7 @@
 //! must not be taken: one thread at a time asks, all others hear what it heard, or how long it has
 //! been waiting. Asked for the state of trees and of the buffer.
 
-use super::pfs::Pfs;
+use super::pfs::PfsDir;
 use forebay_proto::Errno;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) struct Probe(Arc<(Mutex<Asked>, Condvar)>);
 
 impl Probe {
     /// Why the PFS cannot be used now, if so.
-    pub fn trouble(&self, pfs: &Arc<Pfs>) -> Option<String> {
+    pub fn trouble(&self, pfs: &Arc<PfsDir>) -> Option<String> {
         let (asked, answered) = &*self.0;
         let mut asked = asked.lock();
         let known = asked.heard.as_ref().is_some_and(|(at, _)| at.elapsed() < BELIEVED);
@@ -64,7 +64,7 @@ impl Probe {
     }
 
     /// Starts the thread that asks. It ends when the PFS answers; nobody waits for it.
-    fn ask(&self, pfs: &Arc<Pfs>) -> bool {
+    fn ask(&self, pfs: &Arc<PfsDir>) -> bool {
         let (pfs, shared) = (pfs.clone(), self.0.clone());
         let ask = move || {
             let heard = pfs.check().err().map(|e| match e {

@@ -64,7 +64,7 @@ impl Base {
 
 /// Where the file is between the two sides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub(crate) enum State {
+pub(crate) enum SyncState {
     /// All that is here is on the PFS.
     #[default]
     Clean,
@@ -117,7 +117,7 @@ pub(crate) struct Record {
     pub base: Base,
     /// How much of the PFS file still counts: its size, or less after a truncation.
     pub fetch_limit: u64,
-    pub state: State,
+    pub state: SyncState,
     /// All of the file is dirty, whatever the map says: it was open for writing by passthrough.
     pub whole: bool,
     /// Its size was changed here.
@@ -171,7 +171,7 @@ impl Record {
             was_at: None,
             base: Base::of_foreign(stat, clocks),
             fetch_limit: stat.size,
-            state: State::Clean,
+            state: SyncState::Clean,
             whole: false,
             resized: false,
             truncating_to: None,
@@ -199,6 +199,6 @@ impl Record {
 
     /// True if something here is not on the PFS.
     pub fn is_dirty(&self) -> bool {
-        self.state != State::Clean
+        self.state != SyncState::Clean
     }
 }

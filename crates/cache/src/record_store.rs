@@ -10,7 +10,7 @@ use super::flash::Flash;
 use super::nodes::Nodes;
 use super::parts::Parts;
 use super::pfs::{Key, PfsStat};
-use super::record::{self, Failure, Record, State};
+use super::record::{self, Failure, Record, SyncState};
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::{Mutex, MutexGuard};
@@ -72,7 +72,7 @@ impl RecordStore {
             && state.opening == 0
             && state.filling.is_empty()
             && state.held.is_empty()
-            && r.state == State::Clean
+            && r.state == SyncState::Clean
             && r.kept_as.is_none()
             && !(r.pinned || r.nameless || state.listed || state.gone);
         if empty {
@@ -99,7 +99,7 @@ impl RecordStore {
         tracing::warn!(path = %state.record.path, what, "conflict");
         let at_s = forebay_proto::Timestamp::now().sec;
         state.save(&self.flash, file, |record| {
-            record.state = State::Conflict;
+            record.state = SyncState::Conflict;
             record.failure =
                 Some(Failure { errno: libc::ESTALE, what: what.into(), tries: 0, at_s });
         })
@@ -135,7 +135,7 @@ impl RecordStore {
             };
         }
         let record = self.still_on_flash(ino, read.key)?;
-        if record.state == record::State::Conflict {
+        if record.state == record::SyncState::Conflict {
             self.had_conflict.store(true, Ordering::Release);
         }
         let file = Arc::new(CacheFile::new(&self.flash, ino, number, record)?);

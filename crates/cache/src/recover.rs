@@ -15,7 +15,7 @@ use super::lost::Losses;
 use super::map::{BLOCK_BYTES, Entry, bits, crc};
 use super::nodes::Nodes;
 use super::parts::Parts;
-use super::pfs::{Pfs, errno};
+use super::pfs::{PfsDir, errno};
 use super::pfs_inodes::PfsInodes;
 use super::pfs_leftovers::PfsLeftovers;
 use super::pfs_leftovers::names_on_record;
@@ -44,7 +44,7 @@ pub(super) fn open_pfs(
     dir: &Path,
     options: &CacheOptions,
     volatile: bool,
-) -> std::result::Result<(Pfs, bool, u64), ControlError> {
+) -> std::result::Result<(PfsDir, bool, u64), ControlError> {
     let known = load_config(dir)?;
     let drained = dir.join(DRAINED_NAME);
     match std::fs::remove_file(&drained) {
@@ -64,7 +64,7 @@ pub(super) fn open_pfs(
             .hint("name that PFS directory, or unmount the buffer first"));
     }
     let identity = known.as_ref().map(|known| &known.identity);
-    let pfs = Pfs::open(path, identity).map_err(|e| {
+    let pfs = PfsDir::open(path, identity).map_err(|e| {
         let failed = ControlError::new("cache", Some(path), &e.to_string()).errno(e.0);
         match e {
             forebay_proto::Errno::ENODEV => ControlError {
@@ -118,7 +118,7 @@ fn token() -> Result<u64> {
 /// Takes up what the last server left; needed at a start only.
 pub(crate) struct Recovery {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     clocks: Arc<Clocks>,
     ownership: Arc<Ownership>,

@@ -10,7 +10,7 @@ use super::flash::Flash;
 use super::nodes::Nodes;
 use super::overlays::Overlays;
 use super::parts::Parts;
-use super::pfs::{Pfs, PfsStat, errno, proc_path};
+use super::pfs::{PfsDir, PfsStat, errno, proc_path};
 use super::pfs_inodes::PfsInodes;
 use super::publishing::Publishing;
 use super::stack::Stack;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 /// What mounts hold of a cache, and may do.
 pub struct Mounts {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     drain_list: Arc<DrainList>,
     publishing: Arc<Publishing>,

@@ -14,8 +14,8 @@ use super::flash::Flash;
 use super::map::BLOCK_BYTES;
 use super::nodes::Nodes;
 use super::parts::Parts;
-use super::pfs::Pfs;
-use super::record::State;
+use super::pfs::PfsDir;
+use super::record::SyncState;
 use super::record_store::RecordStore;
 use super::room_ahead::RoomAhead;
 use evict::Went;
@@ -103,7 +103,7 @@ pub(crate) struct Space {
     pins_from: Mutex<Ino>,
     origin: Origin,
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     counters: Arc<Counters>,
     activity: Arc<Activity>,
@@ -552,7 +552,7 @@ impl Space {
         let (key, path) = {
             let state = file.state.lock();
             let r = &state.record;
-            if !r.pinned || r.state != State::Clean || state.opens > 0 || state.opening > 0 {
+            if !r.pinned || r.state != SyncState::Clean || state.opens > 0 || state.opening > 0 {
                 return Ok(false);
             }
             (r.key, r.path.as_bytes().to_vec())

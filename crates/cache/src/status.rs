@@ -16,11 +16,11 @@ use super::nodes::Nodes;
 use super::notifier::Notifier;
 use super::parts::Parts;
 use super::paths::rooted;
-use super::pfs::{Key, Pfs, PfsStat};
+use super::pfs::{Key, PfsDir, PfsStat};
 use super::pfs_inodes::PfsInodes;
 use super::pfs_leftovers::PfsLeftovers;
 use super::probe::Probe;
-use super::record::State;
+use super::record::SyncState;
 use super::record_store::RecordStore;
 use super::space::Space;
 use super::stack::Stack;
@@ -62,7 +62,7 @@ pub fn why_not_invalidated(what: &str, path: &Path, errno: Errno) -> ControlErro
 /// Tells the state of files and trees.
 pub(crate) struct Status {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     counters: Arc<Counters>,
     drain_list: Arc<DrainList>,
@@ -117,11 +117,11 @@ impl Status {
         let size = there.map_or(state.seen_bytes, |object| object.size_bytes);
         let name = match r.state {
             _ if is_lost => "failed",
-            State::Clean => "clean",
-            State::Conflict => "conflict",
+            SyncState::Clean => "clean",
+            SyncState::Conflict => "conflict",
             _ if draining && !state.summing => "draining",
-            State::Failed => "failed",
-            State::Dirty => "dirty",
+            SyncState::Failed => "failed",
+            SyncState::Dirty => "dirty",
         };
         let path = path.unwrap_or_else(|| r.path.as_bytes().to_vec());
         let synced = !self.flash.is_volatile()
@@ -132,7 +132,7 @@ impl Status {
                 .all(|(_, e)| !e.has(bits::DIRTY) || (e.has(bits::SYNCED) && !e.has(bits::OPEN)));
         let grade = match r.state {
             _ if is_lost => "lost",
-            State::Clean => "durable",
+            SyncState::Clean => "durable",
             _ if synced => "on flash",
             _ => "written",
         };
@@ -174,7 +174,7 @@ impl Status {
             return None;
         }
         let is_it = |file: &Arc<CacheFile>| {
-            let is_conflict = file.state.lock().record.state == State::Conflict;
+            let is_conflict = file.state.lock().record.state == SyncState::Conflict;
             is_conflict && self.is_at(file, path)
         };
         self.drain_list.files().into_iter().find(is_it)

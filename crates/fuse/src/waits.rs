@@ -183,8 +183,9 @@ fn is_answered_for(opcode: u32, since: Duration, asked: Duration) -> bool {
     !is_about_locks(opcode) && (asked >= TO_END || (since >= LAST && asked >= LOOK))
 }
 
+/// Requests that were interrupted and have not ended.
 #[derive(Default)]
-struct State {
+struct Interruptions {
     interrupted: Vec<Interrupted>,
     stop: bool,
 }
@@ -239,7 +240,7 @@ pub(crate) struct Waits {
     /// Requests that wait for a worker.
     queued: Mutex<HashMap<u64, Waiting>>,
     unsettled: Unsettled,
-    state: Mutex<State>,
+    state: Mutex<Interruptions>,
     wake: Condvar,
 }
 

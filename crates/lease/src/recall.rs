@@ -14,8 +14,9 @@ use super::sync::{Condvar, Mutex};
 /// Most things of a kind in one part: names of 255 bytes then fit a frame's body.
 const MAX_PART_ITEMS: usize = MAX_RECALL_ITEMS / 8;
 
+/// What is to be told to the client, and what it has done of it.
 #[derive(Default)]
-struct State {
+struct ChannelState {
     /// Somebody serves the channel.
     connected: bool,
     /// Counts who did: a client that connects anew takes the channel over.
@@ -34,7 +35,7 @@ struct State {
 /// What is to be told to one session.
 #[derive(Default)]
 pub struct Channel {
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     changed: Condvar,
 }
 
@@ -195,7 +196,7 @@ impl Channel {
     }
 }
 
-impl State {
+impl ChannelState {
     /// What is under way waits again, before what came since. Its serial is reached with that of
     /// the message it becomes part of.
     fn tell_again(&mut self) {

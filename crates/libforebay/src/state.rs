@@ -17,7 +17,7 @@ use std::path::Path;
 /// `struct fb_state`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct State {
+struct FbState {
     grade: u32,
     is_volatile: u32,
     size_bytes: u64,
@@ -34,9 +34,9 @@ const ON_PFS: u32 = 3;
 /// `enum fb_cache_state`, by the names that a cache tells.
 const CACHE_STATES: [&str; 5] = ["clean", "dirty", "draining", "failed", "conflict"];
 
-impl State {
+impl FbState {
     /// Of a file of a cache, or of all below a directory.
-    fn of_cache(tree: &TreeState) -> State {
+    fn of_cache(tree: &TreeState) -> FbState {
         let (name, size_bytes, dirty_bytes, draining_bytes, grade, error) = match &tree.file {
             Some(file) => (
                 file.state.as_str(),
@@ -64,7 +64,7 @@ impl State {
             ),
         };
         let state = CACHE_STATES.iter().position(|known| *known == name);
-        State {
+        FbState {
             grade,
             is_volatile: tree.volatile.into(),
             size_bytes,
@@ -92,15 +92,15 @@ pub unsafe extern "C" fn fb_state(text: *const c_char, state: *mut c_void, size:
         let (mut control, place) = Control::connect_path(&path)?;
         let asked = CacheRequest::State { path: bytes_of(&place) };
         let found = match control.cache_tree(asked) {
-            Ok(tree) => State::of_cache(&tree),
+            Ok(tree) => FbState::of_cache(&tree),
             // It is no cache.
             Err(error) if error.errno == Some(libc::EINVAL) => {
                 let file = control.file_status(&place.path_in_buffer)?;
-                State {
+                FbState {
                     grade: if file.grade == "on flash" { ON_FLASH } else { WRITTEN },
                     is_volatile: file.volatile.into(),
                     size_bytes: file.size_bytes,
-                    ..State::default()
+                    ..FbState::default()
                 }
             }
             Err(error) => return Err(error),
@@ -217,9 +217,9 @@ mod tests {
         };
         let problems = vec![file.clone()];
         let tree = TreeState { files: 1, failed: 1, problems, ..TreeState::default() };
-        let dir = State::of_cache(&tree);
+        let dir = FbState::of_cache(&tree);
         assert_eq!((dir.state, dir.drain_errno), (4, libc::EIO));
-        let told = State::of_cache(&TreeState { file: Some(file), ..tree });
+        let told = FbState::of_cache(&TreeState { file: Some(file), ..tree });
         assert_eq!((told.grade, told.state, told.drain_errno), (LOST, 4, libc::EIO));
     }
 }

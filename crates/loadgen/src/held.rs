@@ -303,7 +303,7 @@ impl Link {
 }
 
 /// State of a worker.
-struct State {
+struct WorkerState {
     files: HashMap<(PathBuf, bool), File>,
     streams: HashMap<u16, TcpStream>,
     buffer: Aligned,
@@ -322,7 +322,7 @@ struct Named {
 /// The worker's loop; ends when the parent closes the socket.
 fn serve(stream: UnixStream) -> std::io::Result<()> {
     let mut writer = stream.try_clone()?;
-    let mut state = State {
+    let mut state = WorkerState {
         files: HashMap::new(),
         streams: HashMap::new(),
         buffer: Aligned::new(BLOCK_BYTES_MAX),
@@ -341,7 +341,7 @@ fn serve(stream: UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-impl State {
+impl WorkerState {
     fn obey(&mut self, command: Command) -> Result<Answer> {
         match command {
             Command::Prepare(job) => self.prepare(job),
@@ -573,10 +573,10 @@ fn fill(bytes: &mut [u8]) {
 mod tests {
     use super::*;
 
-    fn state() -> State {
+    fn state() -> WorkerState {
         let (files, streams) = (HashMap::new(), HashMap::new());
         let buffer = Aligned::new(BLOCK_BYTES_MAX);
-        State { files, streams, buffer, job: None, order: Vec::new(), names: None }
+        WorkerState { files, streams, buffer, job: None, order: Vec::new(), names: None }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! does not tell that nobody else will unlock it. Called by [`super::state`] under its lock.
 
 use super::book::{Owner, Range};
-use super::state::State;
+use super::state::LockTableState;
 use forebay_proto::Ino;
 use forebay_proto::net::session::LockKind;
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ use std::collections::HashSet;
 /// Most owners looked at in one search. A circle that is longer is not found.
 const MAX_OWNERS_SEARCHED: usize = 4096;
 
-impl State {
+impl LockTableState {
     /// Whether a request of `owner` that waits, or would, is part of a circle.
     pub(super) fn closes_a_circle(&self, owner: Owner, ino: Ino, range: Range) -> bool {
         if range.kind != LockKind::Posix {

@@ -34,7 +34,7 @@ use forebay_proto::api::LockWaiter;
 use forebay_proto::net::session::{ClientId, LockKind, LockSpec, LockState, SessionId, Ticket};
 use forebay_proto::{Errno, Ino, Result};
 use parking_lot::Mutex;
-use state::{Ready, State};
+use state::{LockTableState, Ready};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Bounds of a table. Beyond them a lock, or an unlock that would split one, is ENOLCK.
@@ -77,7 +77,7 @@ pub type OnTaken = Box<dyn Fn(&[(ClientId, Ino)]) + Send + Sync>;
 
 /// The table.
 pub struct LockTable {
-    state: Mutex<State>,
+    state: Mutex<LockTableState>,
     timer: Timer,
     on_taken: OnceLock<OnTaken>,
     me: Weak<LockTable>,
@@ -99,7 +99,7 @@ impl LockTable {
     /// An empty table with other bounds.
     pub fn with_limits(limits: LockLimits) -> Arc<LockTable> {
         Arc::new_cyclic(|me| LockTable {
-            state: Mutex::new(State::new(limits)),
+            state: Mutex::new(LockTableState::new(limits)),
             timer: Timer::default(),
             on_taken: OnceLock::new(),
             me: me.clone(),
@@ -123,7 +123,7 @@ impl LockTable {
     }
 
     /// Changes the state, then tells waiters what came of it.
-    fn change<T>(&self, change: impl FnOnce(&mut State, &mut Ready) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut LockTableState, &mut Ready) -> T) -> T {
         let mut ready = Ready::new();
         let (out, wake_at, taken) = {
             let mut state = self.state.lock();

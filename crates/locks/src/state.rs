@@ -62,7 +62,7 @@ struct Usage {
 }
 
 /// The state of a table.
-pub(super) struct State {
+pub(super) struct LockTableState {
     limits: LockLimits,
     files: HashMap<Ino, File>,
     waits: HashMap<Arrival, Wait>,
@@ -76,9 +76,9 @@ pub(super) struct State {
     pub(super) lapsed: Lapsed,
 }
 
-impl State {
-    pub(super) fn new(limits: LockLimits) -> State {
-        State {
+impl LockTableState {
+    pub(super) fn new(limits: LockLimits) -> LockTableState {
+        LockTableState {
             limits,
             files: HashMap::new(),
             waits: HashMap::new(),

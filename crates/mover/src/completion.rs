@@ -1,19 +1,22 @@
 //! How items come to their end: counted, journaled and told to the user where the plan is ours;
 //! told to the plan's server where it is another's (`delegated`).
 //!
-//! Called by workers, the walk and delegators.
+//! Invariants: an item that was copied is counted before it is journaled; a failure is journaled before it is counted, and
+//! stops a plan that is not to go on after errors. Called by workers, the walk and delegators.
 
 use super::fault::{Fault, Sort};
-use super::journal::{Record, Version};
-use super::run::Run;
-use super::stop::StopReason;
+use super::journal::{Journal, Record};
+use super::parts::Parts;
+use super::progress::Progress;
+use super::request::PlanRequest;
+use super::stop::{Pace, StopReason};
 use super::task::Task;
 use forebay_proto::ShardId;
-use forebay_proto::control::{Direction, FileError, PathBytes};
+use forebay_proto::control::FileError;
 use forebay_proto::net::staging::{WorkEnd, WorkError, WorkResult};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most bytes of paths and words in one answer, so that it fits a frame.
@@ -82,7 +85,30 @@ impl Outbox {
     }
 }
 
-impl Run {
+/// The end of the items of one run.
+pub(super) struct Completion {
+    request: Arc<PlanRequest>,
+    pace: Arc<Pace>,
+    progress: Arc<Progress>,
+    journal: Arc<Journal>,
+    parts: Arc<Parts>,
+    /// Set if this is another server's plan.
+    outbox: Option<Arc<Outbox>>,
+}
+
+impl Completion {
+    /// Of a plan that is ours, or of another server's, which is told by `outbox`.
+    pub fn new(
+        request: Arc<PlanRequest>,
+        pace: Arc<Pace>,
+        progress: Arc<Progress>,
+        journal: Arc<Journal>,
+        parts: Arc<Parts>,
+        outbox: Option<Arc<Outbox>>,
+    ) -> Completion {
+        Completion { request, pace, progress, journal, parts, outbox }
+    }
+
     /// An item that needs no record is done.
     pub fn item_done(&self, task: &Task) {
         self.progress.done(task.meta.kind);
@@ -125,7 +151,7 @@ impl Run {
         if fault.is_stop() {
             return;
         }
-        let error = told(&self.error_of(fault, &source, &target, attempts));
+        let error = told(&self.request.error_of(fault, &source, &target, attempts));
         let published = fault.sort == Sort::Partial;
         outbox.push(WorkResult { item: afar.number, end: WorkEnd::Failed { error, published } });
     }
@@ -133,6 +159,13 @@ impl Run {
     fn part_ended(&self, task: &Task, done: bool) {
         if let (Some(part), true) = (self.parts.mine(), task.is_shared) {
             part.ended(done);
+        }
+    }
+
+    /// Journals what was copied; a journal that cannot be written stops the plan.
+    pub fn record(&self, records: &[Record]) {
+        if let Err(fault) = self.journal.append(records) {
+            self.fail_and_stop(&fault);
         }
     }
 
@@ -152,26 +185,28 @@ impl Run {
         }
     }
 
-    /// What the user is told of a failure.
-    fn error_of(&self, fault: &Fault, source: &[u8], target: &[u8], attempts: u32) -> FileError {
-        let shown = |path: &[u8]| PathBytes::in_buffer(&self.buffer_prefix, path);
-        match self.spec.direction {
-            Direction::In => fault.on(source, shown(target).as_bytes(), attempts),
-            Direction::Out => fault.on(shown(source).as_bytes(), target, attempts),
+    /// Reports a failed item, with its paths and the number of its attempts. What only says that the plan stops is not one.
+    pub fn fail(&self, fault: &Fault, source: &[u8], target: &[u8], attempts: u32) {
+        if !fault.is_stop() {
+            self.fail_told(self.request.error_of(fault, source, target, attempts));
         }
     }
 
-    /// Reports a failed item. What only says that the plan stops is not one.
-    pub fn fail(&self, fault: &Fault, source: &[u8], target: &[u8], attempts: u32) {
-        if !fault.is_stop() {
-            self.fail_told(self.error_of(fault, source, target, attempts));
-        }
+    /// Reports a failure of the plan as a whole, by the paths that the user named.
+    pub fn fail_plan(&self, fault: &Fault) {
+        self.fail(fault, self.request.source_path(), self.request.target_path(), 1);
+    }
+
+    /// Reports a failure without which nothing can be done: the plan stops also if it goes on after errors.
+    pub fn fail_and_stop(&self, fault: &Fault) {
+        self.fail_plan(fault);
+        self.pace.stop(StopReason::Error);
     }
 
     /// Reports a failure in words. In another server's plan it is one without which nothing can
     /// be done.
     pub fn fail_told(&self, error: FileError) {
-        tracing::warn!(plan = %self.plan, path = %error.path, what = %error.what,
+        tracing::warn!(plan = %self.request.plan, path = %error.path, what = %error.what,
             errno = error.errno, attempts = error.attempts, server = error.server, "{}", error.why);
         if let Some(outbox) = &self.outbox {
             outbox.stop(told(&error));
@@ -179,30 +214,12 @@ impl Run {
             return;
         }
         if let Err(fault) = self.journal.append(&[Record::Error(error.clone())]) {
-            tracing::warn!(plan = %self.plan, errno = %fault.errno, "journal not written");
+            tracing::warn!(plan = %self.request.plan, errno = %fault.errno, "journal not written");
         }
         self.progress.failed(error);
-        if !self.spec.keep_going {
+        if !self.request.spec.keep_going {
             self.pace.stop(StopReason::Error);
         }
-    }
-
-    /// True if an earlier run of the plan did the file, and both sides still are what they were.
-    pub fn is_done(
-        &self,
-        task: &Task,
-        target_dir: &super::meta::Dir,
-    ) -> super::fault::Outcome<bool> {
-        let Some((source, target)) = self.past.done(&task.key()) else { return Ok(false) };
-        if Version::of(&task.meta) != *source {
-            return Ok(false);
-        }
-        let there = self.target.stat(target_dir, &task.target_name)?;
-        let same = there.is_some_and(|there| Version::of(&there) == *target);
-        if let (true, Some(leader)) = (same, &task.leader) {
-            leader.published.store(true, Relaxed);
-        }
-        Ok(same)
     }
 }
 

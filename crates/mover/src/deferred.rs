@@ -4,7 +4,7 @@
 //! Invariants: a plan that waits is journaled as any other, and waits also after a restart of the server; what it
 //! copies is what is there when it runs. Called by the server's control socket.
 
-use super::engine::{Mover, Plan, State, plan_error};
+use super::engine::{Mover, Plan, PlanTable, plan_error};
 use forebay_proto::control::{ControlError, PlanStatus};
 use forebay_proto::{Caller, Errno, PlanId};
 
@@ -20,7 +20,7 @@ impl Plan {
     }
 }
 
-impl State {
+impl PlanTable {
     /// An error if no more plans may wait for their release.
     pub(super) fn must_have_room_to_defer(&self) -> Result<(), ControlError> {
         let waiting = self.plans.values().filter(|plan| plan.is_deferred()).count();

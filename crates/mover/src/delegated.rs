@@ -8,7 +8,7 @@
 //! the share of an earlier run of the plan.
 
 use super::completion::{Outbox, told};
-use super::engine::{Mover, Shared, State};
+use super::engine::{Mover, PlanTable, Shared};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::{Journal, Record};
 use super::meta::Meta;
@@ -20,6 +20,7 @@ use super::run::Run;
 use super::setup::Setup;
 use super::stop::{Pace, StopReason};
 use super::task::{Afar, Task};
+use super::temps::LeftTemp;
 use super::worker::Worker;
 use crossbeam_channel::{Receiver, Sender};
 use forebay_credentials::identity::Identity;
@@ -309,7 +310,7 @@ impl Shared {
 
     fn begin_share(
         self: &Arc<Shared>,
-        state: &mut State,
+        state: &mut PlanTable,
         asked: BeginAsked,
         spec: StageSpec,
     ) -> Result<(), Errno> {
@@ -328,7 +329,7 @@ impl Shared {
 
     fn launch_share(
         self: &Arc<Shared>,
-        state: &mut State,
+        state: &mut PlanTable,
         id: ShareId,
         work: ShareWork,
     ) -> Result<(), Errno> {
@@ -349,7 +350,7 @@ impl Shared {
         }
     }
 
-    fn forget_shares(&self, state: &mut State) {
+    fn forget_shares(&self, state: &mut PlanTable) {
         let over = state.shares.iter().filter(|(_, share)| share.is_over());
         let over: Vec<_> = over.map(|(id, _)| *id).collect();
         for id in over.iter().take(over.len().saturating_sub(SHARES_KEPT)) {
@@ -359,7 +360,7 @@ impl Shared {
 
     /// Shares that a killed server left: what they were writing is removed. Called once, when the
     /// server starts.
-    pub fn sweep_shares(self: &Arc<Shared>, state: &mut State) {
+    pub fn sweep_shares(self: &Arc<Shared>, state: &mut PlanTable) {
         for (id, dir) in PlanDir::shares(&self.plans_dir) {
             let file = match dir.read() {
                 Ok(Some(file)) => file,
@@ -385,9 +386,9 @@ impl Shared {
         let top_path = top.as_ref().map(|(top, _)| &top[..]);
         let is_clean = match self.share_of(share, file, &dir, top_path) {
             Ok(run) => {
-                let body = || run.work_share(share, &receive, top.and_then(|(_, proof)| proof));
-                run.guarded(body);
-                run.end_share(share)
+                let part = ShareRun { run: &run, share };
+                run.guarded(|| part.work(&receive, top.and_then(|(_, proof)| proof)));
+                part.end()
             }
             Err(fault) => {
                 share.outbox.stop(told(&fault.on(b"", b"", 1)));
@@ -411,8 +412,8 @@ impl Shared {
         share.changed.notify_all();
         drop(state);
         self.changed.notify_all();
-        tracing::info!(share = %id, files = share.progress.files_done.load(Relaxed),
-            failed = share.progress.files_failed.load(Relaxed), "its part in staging has ended");
+        tracing::info!(share = %id, files = share.progress.files_done(),
+            failed = share.progress.files_failed(), "its part in staging has ended");
     }
 
     fn share_of(
@@ -444,61 +445,66 @@ impl Shared {
             commit: None,
             old_versions: Vec::new(),
         };
-        self.run_of(setup)
-            .map_err(|why| Fault::of(Sort::Refused, Where::Target, "take identity", why))
+        setup.run(self).map_err(|why| Fault::of(Sort::Refused, Where::Target, "take identity", why))
     }
 }
 
-impl Run {
-    /// Copies what comes, until nothing more will come or it is to stop.
-    fn work_share(&self, share: &Delegated, receive: &Receiver<Task>, proof: Option<Vec<u8>>) {
-        let begun = self.begin_share(proof);
-        if let Err(fault) = begun {
-            self.fail(&fault, self.source_path(), self.target_path(), 1);
-            return;
+/// This server's part of one run of the plan.
+struct ShareRun<'a> {
+    run: &'a Run,
+    share: &'a Delegated,
+}
+
+impl ShareRun<'_> {
+    /// Copies what comes, until nothing more will come or it is to stop. `proof` is the name to look for in the target.
+    fn work(&self, receive: &Receiver<Task>, proof: Option<Vec<u8>>) {
+        let run = self.run;
+        if let Err(fault) = self.begin(proof) {
+            return run.completion.fail_plan(&fault);
         }
         step("a share begins");
         std::thread::scope(|scope| {
-            for number in 0..self.workers {
-                let body = move || self.guarded(|| Worker::new(self).work(receive));
-                let name = format!("share-{}-{number}", self.plan);
+            for number in 0..run.workers {
+                let body = move || run.guarded(|| Worker::new(run).work(receive));
+                let name = format!("share-{}-{number}", run.request.plan);
                 let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, body);
                 if let Err(error) = spawned {
-                    let fault = Fault::source("start worker")(error.into());
-                    self.fail(&fault, self.source_path(), self.target_path(), 1);
-                    self.pace.stop(StopReason::Error);
+                    run.completion.fail_and_stop(&Fault::source("start worker")(error.into()));
                 }
             }
-            if !share.wait_closed() {
-                tracing::warn!(plan = %self.plan, "the plan's server is not heard of any more");
-                self.pace.stop(StopReason::Cancel);
+            if !self.share.wait_closed() {
+                tracing::warn!(plan = %run.request.plan,
+                    "the plan's server is not heard of any more");
+                run.pace.stop(StopReason::Cancel);
             }
         });
     }
 
-    fn begin_share(&self, proof: Option<Vec<u8>>) -> Outcome<()> {
-        self.identity.adopt_thread().map_err(Fault::source("take identity"))?;
+    fn begin(&self, proof: Option<Vec<u8>>) -> Outcome<()> {
+        let run = self.run;
+        run.request.identity.adopt_thread().map_err(Fault::source("take identity"))?;
         // What an earlier run of the plan left.
-        self.sweep(self.journal.dirs());
-        if self.pace.stopping().is_some() {
+        run.temps.sweep(&run.dirs.top(), run.journal.dirs());
+        if run.pace.stopping().is_some() {
             return Ok(());
         }
         if let Some(proof) = proof {
             self.see_proof(&proof)?;
         }
-        self.check_pfs()
+        run.watch.check()
     }
 
     /// Fails if the target's directory is not the one that the plan's server sees.
     fn see_proof(&self, proof: &[u8]) -> Outcome<()> {
-        let top = self.past.top.clone().unwrap_or_default();
+        let run = self.run;
+        let top = run.past.top.clone().unwrap_or_default();
         for _ in 0..PROOF_LOOKS {
-            if let Ok(dir) = self.target.reopen(&top, b"")
-                && self.target.stat(&dir, proof)?.is_some()
+            if let Ok(dir) = run.target.reopen(&top, b"")
+                && run.target.stat(&dir, proof)?.is_some()
             {
                 return Ok(());
             }
-            self.pace.sleep(PROOF_PAUSE)?;
+            run.pace.sleep(PROOF_PAUSE)?;
         }
         let why = "this server does not see the directory that the plan's server sees; is the \
                    same file system mounted there?";
@@ -509,28 +515,32 @@ impl Run {
     }
 
     /// Removes what is half done, puts names on stable storage; true if nothing stays.
-    fn end_share(&self, share: &Delegated) -> bool {
-        let dirs = self.journal.dirs();
-        let stopped = self.pace.stopping().is_some()
-            || self.outbox.as_ref().is_some_and(|o| o.stopped().is_some());
-        let left = if stopped { self.sweep(dirs.clone()) } else { Vec::new() };
+    fn end(&self) -> bool {
+        let (run, share) = (self.run, self.share);
+        let dirs = run.journal.dirs();
+        let stopped = run.pace.stopping().is_some() || share.outbox.stopped().is_some();
+        let left = match stopped {
+            true => run.temps.sweep(&run.dirs.top(), dirs.clone()),
+            false => Vec::new(),
+        };
         step("a share is swept");
-        for rel in dirs.iter().filter(|_| self.spec.direction == Direction::Out) {
-            let top = self.past.top.as_deref().unwrap_or_default();
-            let synced = self.retrying(|_| {
-                self.target.reopen(top, rel).and_then(|at| self.target.fsync_dir(&at))
-            });
+        for rel in dirs.iter().filter(|_| run.request.spec.direction == Direction::Out) {
+            let top = run.past.top.as_deref().unwrap_or_default();
+            let synced = run
+                .retry
+                .call(|_| run.target.reopen(top, rel).and_then(|at| run.target.fsync_dir(&at)));
             match synced {
                 Err((fault, _)) if stopped || fault.is_stop() => {}
                 Err((fault, attempts)) => {
-                    self.fail(&fault, self.source_path(), &join(top, rel, b""), attempts);
+                    let target = join(top, rel, b"");
+                    run.completion.fail(&fault, run.request.source_path(), &target, attempts);
                 }
                 Ok(()) => {}
             }
         }
         let swept_not: Vec<_> = left.into_iter().map(|(dir, _)| dir).collect();
-        let left = self.known_temps.left_in(&swept_not);
-        let file = |temp: &super::left::LeftTemp| LeftFile {
+        let left = run.temps.left_in(&swept_not);
+        let file = |temp: &LeftTemp| LeftFile {
             dir: temp.dir.as_bytes().to_vec(),
             name: temp.name.as_bytes().to_vec(),
             ino: temp.ino,

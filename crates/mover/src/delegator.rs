@@ -8,14 +8,13 @@
 //! plan's status says so; one that is known lost fails its files, by name.
 
 use super::completion::told;
-use super::fault::{Fault, Outcome, Sort, Where};
+use super::fault::{Fault, Sort, Where};
 use super::journal::{Record, Version};
-use super::left::LeftTemp;
-use super::meta::{Dir, Temp, TempAt};
+use super::meta::Dir;
 use super::parts::{Part, Servers};
 use super::run::Run;
-use super::stop::StopReason;
 use super::task::Task;
+use super::temps::LeftTemp;
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use forebay_failpoint::step;
 use forebay_proto::attr::FileKind;
@@ -26,7 +25,6 @@ use forebay_proto::net::staging::{
 };
 use forebay_proto::{Errno, Ino, ShardId};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// First pause before a server that does not answer is asked again, in milliseconds; it doubles.
@@ -107,10 +105,8 @@ impl<'a> Delegator<'a> {
 
     /// Hands over all files that come, until each has come to its end.
     pub fn feed(mut self) {
-        if let Err(errno) = self.run.identity.adopt_thread() {
-            let fault = Fault::source("take identity")(errno);
-            self.run.fail(&fault, self.run.source_path(), self.run.target_path(), 1);
-            self.run.pace.stop(StopReason::Error);
+        if let Err(errno) = self.run.request.identity.adopt_thread() {
+            self.run.completion.fail_and_stop(&Fault::source("take identity")(errno));
         }
         let worked = self.work().and_then(|()| self.finish());
         self.run.pace.divide(self.run.parts.working());
@@ -158,9 +154,10 @@ impl<'a> Delegator<'a> {
 
     fn take_one(&mut self, mut task: Task) {
         let run = self.run;
-        let was_done = run.retrying(|attempt| match &task.dirs {
-            Some((_, target)) if attempt == 1 => run.is_done(&task, target),
-            _ => run.is_done(&task, &run.target.reopen(&task.target_top, &task.rel)?),
+        let is_done = |target: &Dir| run.past.is_done(&task, &*run.target, target);
+        let was_done = run.retry.call(|attempt| match &task.dirs {
+            Some((_, target)) if attempt == 1 => is_done(target),
+            _ => is_done(&run.target.reopen(&task.target_top, &task.rel)?),
         });
         match was_done {
             Ok(true) => {
@@ -171,13 +168,15 @@ impl<'a> Delegator<'a> {
             Ok(false) => {}
             Err((fault, attempts)) => {
                 self.part.ended(false);
-                return run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+                let (source, target) = (task.source_path(), task.target_path());
+                return run.completion.fail(&fault, &source, &target, attempts);
             }
         }
-        let Some(item) = item_of(run.spec.direction, &task) else {
+        let Some(item) = item_of(run.request.spec.direction, &task) else {
             self.part.ended(false);
             let fault = Fault::source("hand to another server")(Errno::ENAMETOOLONG);
-            return run.fail(&fault, &task.source_path(), &task.target_path(), 1);
+            let (source, target) = (task.source_path(), task.target_path());
+            return run.completion.fail(&fault, &source, &target, 1);
         };
         self.target_top = task.target_top.to_vec();
         task.dirs = None;
@@ -239,23 +238,23 @@ impl<'a> Delegator<'a> {
     }
 
     fn share(&self) -> ShareId {
-        ShareId { plan: self.run.plan, token: self.run.token }
+        ShareId { plan: self.run.request.plan, token: self.run.request.token }
     }
 
     fn begin(&mut self) -> Result<(), Over> {
-        let run = self.run;
-        let lost =
-            |fault: &Fault| Over::Lost(told(&fault.on(run.source_path(), run.target_path(), 1)));
+        let (run, request) = (self.run, &self.run.request);
+        let paths = (request.source_path(), request.target_path());
+        let lost = |fault: &Fault| Over::Lost(told(&fault.on(paths.0, paths.1, 1)));
         if self.number == 0 {
             let bytes = forebay_net::random::bytes();
             let number = bytes.map(u64::from_le_bytes).map_err(Errno::from);
             self.number = number.map_err(|e| lost(&Fault::source("take a random number")(e)))? | 1;
         }
-        let proof = match run.spec.direction {
+        let proof = match run.request.spec.direction {
             Direction::In => None,
-            Direction::Out => Some(run.proof(&self.target_top).map_err(|fault| lost(&fault))?),
+            Direction::Out => Some(run.proof.name(&self.target_top).map_err(|fault| lost(&fault))?),
         };
-        let spec_json = serde_json::to_vec(&run.spec)
+        let spec_json = serde_json::to_vec(&run.request.spec)
             .map_err(|e| lost(&Fault::of(Sort::Refused, Where::Source, "begin", e.to_string())))?;
         run.journal.append(&[Record::Share(self.part.shard)]).map_err(|fault| lost(&fault))?;
         step("another server is on record");
@@ -263,7 +262,7 @@ impl<'a> Delegator<'a> {
             share: self.share(),
             run: self.number,
             spec_json,
-            who: run.who.clone(),
+            who: request.who.clone(),
             target_top: self.target_top.clone(),
             proof,
         };
@@ -318,7 +317,7 @@ impl<'a> Delegator<'a> {
             let at = result.item.checked_sub(self.first).map(|at| at as usize);
             let slot = at.and_then(|at| self.open.get_mut(at));
             let Some((task, _)) = slot.and_then(Option::take) else {
-                tracing::warn!(plan = %run.plan, server = self.part.server,
+                tracing::warn!(plan = %run.request.plan, server = self.part.server,
                     "a result of a file that was not handed over");
                 continue;
             };
@@ -329,20 +328,12 @@ impl<'a> Delegator<'a> {
             self.open.pop_front();
             self.first += 1;
         }
-        if let Err(fault) = run.journal.append(&records) {
-            run.fail(&fault, run.source_path(), run.target_path(), 1);
-            run.pace.stop(StopReason::Error);
-        }
+        run.completion.record(&records);
         step("results are journaled");
     }
 
     fn settle_one(&mut self, task: &Task, end: WorkEnd, records: &mut Vec<Record>) {
         let run = self.run;
-        let publish = || {
-            if let Some(leader) = &task.leader {
-                leader.published.store(true, Relaxed);
-            }
-        };
         match end {
             WorkEnd::Copied {
                 source_bytes,
@@ -352,7 +343,7 @@ impl<'a> Delegator<'a> {
                 target_mtime,
                 crc32c,
             } => {
-                publish();
+                task.set_published();
                 run.progress.resized(task.meta.size_bytes, target_bytes);
                 self.settled_bytes += target_bytes;
                 records.push(Record::Done {
@@ -367,12 +358,12 @@ impl<'a> Delegator<'a> {
             }
             WorkEnd::Failed { error, published } => {
                 if published {
-                    publish();
+                    task.set_published();
                     // Its bytes are there and stay counted.
                     self.settled_bytes += task.meta.size_bytes;
                 }
                 self.part.ended(false);
-                run.fail_told(self.error(&error));
+                run.completion.fail_told(self.error(&error));
             }
         }
     }
@@ -419,7 +410,7 @@ impl<'a> Delegator<'a> {
     fn no_sense(&self) -> Over {
         let why = "its answer makes no sense; do all servers run the same version?";
         let fault = Fault::of(Sort::Refused, Where::Target, "hand files to another server", why);
-        Over::Lost(told(&fault.on(b"", self.run.target_path(), 1)))
+        Over::Lost(told(&fault.on(b"", self.run.request.target_path(), 1)))
     }
 
     /// True if an earlier run of the plan began there, and this one has not.
@@ -430,7 +421,7 @@ impl<'a> Delegator<'a> {
     /// All files are done: the other server puts names on stable storage.
     fn finish(&mut self) -> Result<(), Over> {
         if self.began_before() {
-            self.target_top = self.run.target_top();
+            self.target_top = self.run.dirs.top();
             self.begin()?;
         }
         while self.has_begun {
@@ -459,13 +450,13 @@ impl<'a> Delegator<'a> {
             let question = StagingQuestion::End { share, run, finish: false };
             match self.servers.ask(self.part.shard, &question) {
                 Ok(StagingReply::Ended { left }) => {
-                    self.run.left_elsewhere(left.iter().map(left_temp).collect());
+                    self.run.temps.left_elsewhere(left.iter().map(left_temp).collect());
                     self.has_begun = false;
                 }
                 Ok(StagingReply::Busy(_)) => {}
                 Ok(_) => self.has_begun = false,
                 Err(errno) => {
-                    tracing::info!(plan = %self.run.plan, server = self.part.server, %errno,
+                    tracing::info!(plan = %self.run.request.plan, server = self.part.server, %errno,
                         "it could not be told that the plan stops; it stops by itself");
                     break;
                 }
@@ -473,7 +464,7 @@ impl<'a> Delegator<'a> {
             std::thread::sleep(BUSY_PAUSE);
         }
         if self.has_begun {
-            self.run.abandoned.lock().push(self.part.shard);
+            self.run.temps.abandon(self.part.shard);
         }
         self.part.set(PartState::Idle, None);
     }
@@ -495,17 +486,17 @@ impl<'a> Delegator<'a> {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
-        self.run.abandoned.lock().push(self.part.shard);
+        self.run.temps.abandon(self.part.shard);
     }
 
     fn fail_one(&self, task: &Task, error: &WorkError) {
         self.part.ended(false);
-        let path = match self.run.spec.direction {
+        let path = match self.run.request.spec.direction {
             Direction::In => task.target_path(),
             Direction::Out => task.source_path(),
         };
-        let path = PathBytes::in_buffer(&self.run.buffer_prefix, &path);
-        self.run.fail_told(FileError { path, ..self.error(error) });
+        let path = self.run.request.shown_in_buffer(&path);
+        self.run.completion.fail_told(FileError { path, ..self.error(error) });
     }
 }
 
@@ -543,44 +534,4 @@ fn item_of(direction: Direction, task: &Task) -> Option<WorkItem> {
         kind: FileKind::File,
     };
     (item.path_bytes() <= WORK_PATH_BYTES_MAX).then_some(item)
-}
-
-/// A file in the target directory that every server must see, or it does not have the same file
-/// system there.
-pub(super) struct Proof {
-    temp: Temp,
-    dir: Dir,
-    name: Vec<u8>,
-}
-
-impl Run {
-    /// Makes the proof if it is not there yet; its name.
-    fn proof(&self, target_top: &[u8]) -> Outcome<Vec<u8>> {
-        let mut proof = self.proof.lock();
-        if let Some(proof) = &*proof {
-            return Ok(proof.name.clone());
-        }
-        let dir = self.target.reopen(target_top, b"")?;
-        let temp = self.target.begin(&dir, 0, self.next_temp())?;
-        self.known_temps.made(target_top, b"", &temp);
-        let TempAt::Pfs { name, .. } = &temp.at else {
-            return Err(Fault::target("make a proof")(Errno::EBADF));
-        };
-        let name = name.clone();
-        *proof = Some(Proof { temp, dir, name: name.clone() });
-        Ok(name)
-    }
-
-    /// Removes the proof; called when no server asks for it any more.
-    pub fn drop_proof(&self) {
-        if let Some(proof) = self.proof.lock().take()
-            && self.target.abandon(&proof.temp, &proof.dir)
-        {
-            self.known_temps.gone(&proof.temp);
-        }
-    }
-
-    fn left_elsewhere(&self, left: Vec<LeftTemp>) {
-        self.left.lock().extend(left);
-    }
 }

@@ -5,18 +5,17 @@
 //! What is refused or would fail for what stands at its name is an error of the plan, as in
 //! earnest; what only copying shows (rights to write, space, quota) is not seen.
 
-use super::endpoint::MakeTop;
+use super::completion::Completion;
+use super::endpoint::{MakeTop, Target};
 use super::engine::plan_error;
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta};
-use super::run::Run;
+use super::progress::Progress;
 use super::task::Task;
-use super::walk::Walker;
 use forebay_proto::Errno;
 use forebay_proto::attr::FileKind;
 use forebay_proto::control::{ControlError, Direction, MAX_REPORTED_PATHS, PathBytes, StageSpec};
-use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 /// Refuses options that a plan cannot have.
 pub(super) fn check_options(spec: &StageSpec) -> Result<(), ControlError> {
@@ -37,67 +36,78 @@ pub(super) fn check_options(spec: &StageSpec) -> Result<(), ControlError> {
     Err(error)
 }
 
-impl Run {
-    /// Walks the source and counts.
-    pub(super) fn rehearse(&self) -> Outcome<()> {
-        // Nothing is ever sent: there are no workers.
-        let (send, _receive) = crossbeam_channel::bounded::<Task>(1);
-        let walked = Walker::new(self, send, HashMap::new()).walk();
-        self.progress.scanned.store(walked.is_ok(), Relaxed);
-        walked
+/// What a dry run sees of the target, which it only looks at.
+pub(super) struct Rehearsal {
+    target: Arc<dyn Target>,
+    progress: Arc<Progress>,
+    completion: Arc<Completion>,
+    no_clobber: bool,
+}
+
+impl Rehearsal {
+    /// Of a plan that would write to `target`, and replace what is there or not (`no_clobber`).
+    pub fn new(
+        target: Arc<dyn Target>,
+        progress: Arc<Progress>,
+        completion: Arc<Completion>,
+        no_clobber: bool,
+    ) -> Rehearsal {
+        Rehearsal { target, progress, completion, no_clobber }
     }
 
     /// The target directory of the plan, if it is there.
-    pub(super) fn rehearse_top(&self, path: &[u8], how: &MakeTop) -> Outcome<Dir> {
+    pub fn top(&self, path: &[u8], how: &MakeTop) -> Outcome<Dir> {
         let (dir, missing) = self.target.find_top(path, how)?;
-        let mut seen = self.progress.dry_run.lock();
-        seen.directories_made = missing.len() as u64;
-        let kept = missing.len() - missing.len().min(usize::from(how.is_target()));
-        seen.parents = missing[..kept].iter().map(|path| PathBytes::new(path)).collect();
+        self.progress.rehearsed(|seen| {
+            seen.directories_made = missing.len() as u64;
+            let kept = missing.len() - missing.len().min(usize::from(how.is_target()));
+            seen.parents = missing[..kept].iter().map(|path| PathBytes::new(path)).collect();
+        });
         Ok(dir)
     }
 
     /// A subdirectory of the target, if it is there.
-    pub(super) fn rehearse_dir(&self, dir: &Dir, name: &[u8]) -> Outcome<Dir> {
+    pub fn dir(&self, dir: &Dir, name: &[u8]) -> Outcome<Dir> {
         let found = self.target.find_dir(dir, name)?;
         if matches!(found, Dir::Missing) {
-            self.progress.dry_run.lock().directories_made += 1;
+            self.progress.rehearsed(|seen| seen.directories_made += 1);
         }
         Ok(found)
     }
 
     /// An item whose name `there` has, if something has it.
-    pub(super) fn rehearse_item(&self, task: &Task, there: Option<&Meta>) {
+    pub fn item(&self, task: &Task, there: Option<&Meta>) {
         let bytes = if task.meta.kind == FileKind::File { task.meta.size_bytes } else { 0 };
-        let (no_clobber, path) = (self.spec.options.no_clobber, task.target_path());
+        let (no_clobber, path) = (self.no_clobber, task.target_path());
         if there.is_some_and(|there| there.kind == FileKind::Dir) && !no_clobber {
             self.progress.found(task.meta.kind, bytes);
             let why = "a directory has its name";
             let fault = Fault::of(Sort::Refused, Where::Target, "rename target", why);
-            return self.fail(
-                &Fault { errno: Errno::EISDIR, ..fault },
-                &task.source_path(),
-                &path,
-                1,
-            );
+            let fault = Fault { errno: Errno::EISDIR, ..fault };
+            return self.completion.fail(&fault, &task.source_path(), &path, 1);
         }
-        let mut seen = self.progress.dry_run.lock();
-        match there {
-            None => (seen.files_new, seen.bytes_new) = (seen.files_new + 1, seen.bytes_new + bytes),
-            Some(_) => {
-                if seen.existing.len() < MAX_REPORTED_PATHS {
-                    seen.existing.push(PathBytes::new(&path));
+        let stays = self.progress.rehearsed(|seen| {
+            match there {
+                None => {
+                    (seen.files_new, seen.bytes_new) = (seen.files_new + 1, seen.bytes_new + bytes);
                 }
-                if no_clobber {
-                    self.progress.files_existing.fetch_add(1, Relaxed);
-                    return;
+                Some(_) => {
+                    if seen.existing.len() < MAX_REPORTED_PATHS {
+                        seen.existing.push(PathBytes::new(&path));
+                    }
+                    if no_clobber {
+                        return true;
+                    }
+                    seen.files_overwritten += 1;
+                    seen.bytes_overwritten += bytes;
                 }
-                seen.files_overwritten += 1;
-                seen.bytes_overwritten += bytes;
             }
+            seen.other_entries += u64::from(task.meta.kind != FileKind::File);
+            false
+        });
+        if stays {
+            return self.progress.existing();
         }
-        seen.other_entries += u64::from(task.meta.kind != FileKind::File);
-        drop(seen);
         self.progress.found(task.meta.kind, bytes);
     }
 }

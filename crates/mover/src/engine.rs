@@ -9,7 +9,6 @@ use super::delegated::Delegated;
 use super::dry_run::check_options;
 use super::fence::Fence;
 use super::journal::{Journal, Past};
-use super::left::LeftTemp;
 use super::parts::{Parts, Servers};
 use super::pfs::PfsHook;
 use super::plan::{PlanDir, PlanFile};
@@ -18,6 +17,7 @@ use super::run::Run;
 use super::setup::Setup;
 use super::stop::{Pace, StopReason};
 use super::stripe::Stripes;
+use super::temps::LeftTemp;
 use crate::counts::StagingCounts;
 use forebay_activity::Activity;
 use forebay_credentials::identity::Identity;
@@ -114,14 +114,15 @@ pub(super) struct Shared {
     pub tree: Arc<Fence>,
     pub plans_dir: PathBuf,
     pub options: MoverOptions,
-    pub state: Mutex<State>,
+    pub state: Mutex<PlanTable>,
     pub changed: Condvar,
     counts: Arc<StagingCounts>,
     pub stripes: Arc<Stripes>,
 }
 
+/// All plans of the buffer, and this server's shares in plans of others.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct PlanTable {
     pub plans: BTreeMap<PlanId, Arc<Plan>>,
     pub queue: VecDeque<PlanId>,
     pub active: BTreeSet<PlanId>,
@@ -163,7 +164,7 @@ impl Mover {
         let failed =
             |errno| plan_error("open plans", errno, Some(plans_dir.as_os_str().as_bytes()));
         std::fs::create_dir_all(&plans_dir).map_err(|e| failed(e.into()))?;
-        let mut state = State::default();
+        let mut state = PlanTable::default();
         let prefix = PathBytes::new(&options.buffer_prefix);
         for id in PlanDir::all(&plans_dir).map_err(failed)? {
             state.newest = id.0;
@@ -377,7 +378,7 @@ impl Mover {
     }
 }
 
-impl State {
+impl PlanTable {
     /// The plan that this request has started. Bounded by the plans that wait, run and are kept.
     fn started_by(&self, who: &Caller, request: Option<&Token>) -> Option<Arc<Plan>> {
         let request = request?;
@@ -408,7 +409,7 @@ impl Drop for Mover {
 
 impl Shared {
     /// Starts queued plans while there is room.
-    pub fn start_next(self: &Arc<Shared>, state: &mut State) {
+    pub fn start_next(self: &Arc<Shared>, state: &mut PlanTable) {
         let at_once = state.concurrent_plans.unwrap_or(self.options.concurrent_plans).max(1);
         while state.active.len() < at_once && !state.shut_down {
             let Some(id) = state.next_in_turn() else { return };
@@ -416,7 +417,7 @@ impl Shared {
         }
     }
 
-    fn launch(self: &Arc<Shared>, state: &mut State, id: PlanId) {
+    fn launch(self: &Arc<Shared>, state: &mut PlanTable, id: PlanId) {
         let Some(plan) = state.plans.get(&id).cloned() else { return };
         state.threads.retain(|(_, thread)| !thread.is_finished());
         let shared = self.clone();
@@ -478,14 +479,15 @@ impl Shared {
             }
         };
         let ended = run.run();
-        let left = std::mem::take(&mut *run.left.lock());
+        let left = run.temps.take_left();
         if !left.is_empty()
             && let Err(errno) = plan.dir.write_left(&left)
         {
-            tracing::warn!(plan = %run.plan, %errno, "temporary files that stay are not recorded");
+            tracing::warn!(plan = %run.request.plan, %errno,
+                "temporary files that stay are not recorded");
         }
         if let Err(fault) = journal.sync() {
-            tracing::warn!(plan = %run.plan, errno = %fault.errno, "journal not on flash");
+            tracing::warn!(plan = %run.request.plan, errno = %fault.errno, "journal not on flash");
         }
         ended
     }
@@ -514,7 +516,7 @@ impl Shared {
             Direction::In => Vec::new(),
             Direction::Out => self.temps_left_for(file.who.uid),
         };
-        self.run_of(Setup {
+        let setup = Setup {
             file,
             share_of: None,
             pace: plan.pace.clone(),
@@ -527,7 +529,8 @@ impl Shared {
             old_temps,
             commit: plan.commit.clone(),
             old_versions: self.versions_left(plan),
-        })
+        };
+        setup.run(self)
     }
 
     /// Temporary files that ended plans of a user left on their PFS.
@@ -540,7 +543,7 @@ impl Shared {
 
     /// Forgets the oldest finished plans beyond [`KEEP_FINISHED_PLANS`], and of those that failed beyond
     /// [`KEEP_FAILED_PLANS`]: what has failed is asked for later, and by other programs.
-    fn forget_old(&self, state: &mut State) {
+    fn forget_old(&self, state: &mut PlanTable) {
         let ended: Vec<_> =
             state.plans.iter().filter(|(_, plan)| plan.is_final()).map(|(id, _)| *id).collect();
         let has_failed = |id: &PlanId| {

@@ -6,7 +6,7 @@
 //! behind has journaled is what a killed one has: the next server lets it go on. Called by the
 //! server when it closes, and by the mount before it unmounts.
 
-use super::engine::{Mover, Plan, State};
+use super::engine::{Mover, Plan, PlanTable};
 use super::stop::StopReason;
 use forebay_proto::PlanId;
 use forebay_proto::control::PathBytes;
@@ -99,7 +99,7 @@ impl Mover {
     }
 }
 
-fn stuck(state: &State, parts: Vec<(PlanId, Vec<u8>)>) -> Vec<Stuck> {
+fn stuck(state: &PlanTable, parts: Vec<(PlanId, Vec<u8>)>) -> Vec<Stuck> {
     let running = state.active.iter().filter_map(|id| Some((id, state.plans.get(id)?)));
     let plans = running
         .map(|(id, plan)| Stuck { plan: *id, pfs_path: plan.file.lock().spec.pfs_path.clone() });
@@ -111,7 +111,7 @@ fn stuck(state: &State, parts: Vec<(PlanId, Vec<u8>)>) -> Vec<Stuck> {
     plans.chain(shares).chain(parts).collect()
 }
 
-impl State {
+impl PlanTable {
     /// True if a plan or a share in one runs.
     fn is_working(&self) -> bool {
         !self.active.is_empty() || self.shares.values().any(|share| !share.is_over())

@@ -10,9 +10,11 @@
 
 use super::audit::Audit;
 use super::commit::CommitStep;
+use super::endpoint::Target;
 use super::fault::{Fault, Outcome, Sort, Where};
-use super::meta::Meta;
+use super::meta::{Dir, Meta};
 use super::pfs_target::FsIdentity;
+use super::task::Task;
 use forebay_proto::attr::Timestamp;
 use forebay_proto::control::{FileError, MAX_REPORTED_ERRORS, PathBytes};
 use forebay_proto::{Errno, Result, ShardId};
@@ -139,6 +141,20 @@ impl Past {
     /// The versions of a file that an earlier run finished.
     pub fn done(&self, path: &[u8]) -> Option<&(Version, Version)> {
         self.done.get(&key(path))
+    }
+
+    /// True if an earlier run of the plan did the file, and both sides still are what they were.
+    pub fn is_done(&self, task: &Task, target: &dyn Target, target_dir: &Dir) -> Outcome<bool> {
+        let Some((source, copy)) = self.done(&task.key()) else { return Ok(false) };
+        if Version::of(&task.meta) != *source {
+            return Ok(false);
+        }
+        let there = target.stat(target_dir, &task.target_name)?;
+        let same = there.is_some_and(|there| Version::of(&there) == *copy);
+        if same {
+            task.set_published();
+        }
+        Ok(same)
     }
 
     /// True if nothing was ever done.

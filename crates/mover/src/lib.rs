@@ -1,19 +1,30 @@
 //! Staging: explicit copies of files and trees between the PFS and the buffer.
 //!
-//! [`Mover`] takes plans and runs them with threads of its own. What is where: `engine` (plans,
-//! queue), `plan`, `journal` and `left` (on flash), `run` (the phases), `walk` (source to items),
-//! `worker` (an item to its end), `copy` (data and checksums) with `holes`, `pieces` and `memory`, `endpoint`
-//! (the two ends) with `pfs`, `pfs_target` and `buffer`, which act as the requester (`forebay_credentials`),
-//! `parts`, `delegator` and `delegated` (plans that are the work of several servers, see
-//! docs/internals/STAGING.md), `stripe` (files that several servers hold), `completion` (what becomes of an item), `setup`,
-//! `stop` (cancel and rate), `dry_run`, `queued` (what is told of plans that wait for their turn), `record` (plans whose
-//! server does not run), `halt` and `fence` (ending while a PFS hangs), `progress` and `fault` (what the user is told).
+//! [`Mover`] takes plans and runs them with threads of its own. What is where:
+//!
+//! | modules | what they own |
+//! | --- | --- |
+//! | `engine`, `deferred`, `queued`, `halt` | the plans of a buffer: taken, in their turn, waiting for their release, stopped for an end |
+//! | `plan`, `journal`, `record`, `audit` | what is on flash of a plan, and what the buffer's event record is told |
+//! | `setup`, `run` | one run of a plan: its phases, made of the components below |
+//! | `request` | what was asked for, which does not change |
+//! | `walk`, `links` | the source's objects as items, and the further names of those with several |
+//! | `worker` | an item to its end, by `copy` (data and checksums) with `holes`, `pieces` and `memory` |
+//! | `completion`, `progress`, `fault` | what becomes of items, the counters, what the user is told |
+//! | `retry`, `pfs_watch`, `stop` | attempts, whether the PFS is still there, cancel and rate |
+//! | `temps`, `dirs`, `bound` | temporary files and their removal, directories to be finished, memory for what waits for the end |
+//! | `not_kept`, `dry_run` | what copies lack of root's, what a plan would do |
+//! | `commit` | plans that publish a whole tree at once |
+//! | `endpoint`, `pfs`, `pfs_target`, `buffer` | the two ends, which act as the requester (`forebay_credentials`) |
+//! | `parts`, `delegator`, `delegated`, `proof`, `stripe` | plans that are the work of several servers (docs/internals/STAGING.md) |
+//! | `fence` | the buffer, cut off from threads that a PFS holds |
 //!
 //! Promises: a file appears under its name only whole, fsynced and verified; the PFS is touched
 //! only with the requester's rights and never outside the trees named; a plan killed at any
 //! point goes on and leaves no temporary file when it has ended.
 
 mod audit;
+mod bound;
 mod buffer;
 mod commit;
 mod completion;
@@ -22,6 +33,7 @@ mod counts;
 mod deferred;
 mod delegated;
 mod delegator;
+mod dirs;
 mod dry_run;
 mod endpoint;
 mod engine;
@@ -31,7 +43,7 @@ pub mod fuzzed;
 mod halt;
 mod holes;
 mod journal;
-mod left;
+mod links;
 mod memory;
 mod meta;
 mod not_kept;
@@ -39,17 +51,22 @@ mod parts;
 mod paths;
 mod pfs;
 mod pfs_target;
+mod pfs_watch;
 mod pieces;
 mod plan;
 mod progress;
+mod proof;
 mod queued;
 mod record;
+mod request;
+mod retry;
 mod roots_xattrs;
 mod run;
 mod setup;
 mod stop;
 mod stripe;
 mod task;
+mod temps;
 mod unmounted;
 mod walk;
 mod worker;

@@ -6,47 +6,65 @@
 //! is not root. The names are told of what the requester may read. The walk looks at directories, and at what another server
 //! copies; the worker that copies a file, which reads its xattrs anyway, at all else: where each look is a message to a server,
 //! the walk alone would be the slowest part of a plan of small files.
+//!
+//! Invariant: nothing is told of a name that the requester may not read. Called by `walk` and `worker`.
 
-use super::endpoint::Located;
+use super::endpoint::{Located, Source};
 use super::meta::{Dir, Meta};
-use super::run::Run;
+use super::progress::Progress;
+use super::request::PlanRequest;
 use super::task::Task;
 use forebay_proto::attr::FileKind;
-use forebay_proto::control::{Direction, PathBytes};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 
 /// Kind of the loss that every copy of another user's file has.
 const OWNER: &str = "owner";
 
-impl Run {
-    /// An item was found, at `path` of the source. Of what is no directory, see [`Run::note_xattrs_not_kept`] for its xattrs.
-    pub fn note_not_kept(&self, dir: &Dir, name: &[u8], meta: &Meta, path: &[u8]) {
-        if self.identity.is_superuser() {
+/// What the copies of one run lack.
+pub(super) struct CopyLosses {
+    request: Arc<PlanRequest>,
+    source: Arc<dyn Source>,
+    progress: Arc<Progress>,
+}
+
+impl CopyLosses {
+    /// Of what is copied from `source`; they are told with the plan's progress.
+    pub fn new(
+        request: Arc<PlanRequest>,
+        source: Arc<dyn Source>,
+        progress: Arc<Progress>,
+    ) -> CopyLosses {
+        CopyLosses { request, source, progress }
+    }
+
+    /// An item was found, at `path` of the source. Of what is no directory, see [`CopyLosses::note_xattrs`] for its xattrs.
+    pub fn note(&self, dir: &Dir, name: &[u8], meta: &Meta, path: &[u8]) {
+        if self.request.identity.is_superuser() {
             return;
         }
         if meta.kind == FileKind::Dir {
             return self.note_left_out(dir, name, meta, path);
         }
-        let shown = self.shown_of_source(path);
+        let shown = self.request.shown_source(path);
         let note = |what: &str| self.progress.not_kept(what, &shown);
-        let is_others = meta.uid != self.identity.uid();
+        let is_others = meta.uid != self.request.identity.uid();
         if is_others {
-            self.progress.files_owner_changed.fetch_add(1, Relaxed);
+            self.progress.owner_changed();
             note(OWNER);
         }
         if meta.kind == FileKind::File {
             if is_others && meta.mode & libc::S_ISUID != 0 {
                 note("set-user-id bit");
             }
-            if meta.mode & libc::S_ISGID != 0 && !self.who.in_group(meta.gid) {
+            if meta.mode & libc::S_ISGID != 0 && !self.request.who.in_group(meta.gid) {
                 note("set-group-id bit");
             }
         }
     }
 
     /// The same for the xattrs of what is no directory.
-    pub fn note_xattrs_not_kept(&self, task: &Task) {
-        if self.identity.is_superuser() {
+    pub fn note_xattrs(&self, task: &Task) {
+        if self.request.identity.is_superuser() {
             return;
         }
         if let Some((source, _)) = &task.dirs {
@@ -59,7 +77,7 @@ impl Run {
         if left_out.is_empty() || !self.may_tell_of(dir, name, meta) {
             return;
         }
-        let shown = self.shown_of_source(path);
+        let shown = self.request.shown_source(path);
         for xattr in left_out {
             self.progress.not_kept(&String::from_utf8_lossy(&xattr), &shown);
         }
@@ -72,12 +90,5 @@ impl Run {
         }
         let file = Located { dir: dir.clone(), top: Vec::new(), name: name.to_vec(), meta: *meta };
         self.source.check_readable(&file).is_ok()
-    }
-
-    fn shown_of_source(&self, path: &[u8]) -> PathBytes {
-        match self.spec.direction {
-            Direction::In => PathBytes::new(path),
-            Direction::Out => PathBytes::in_buffer(&self.buffer_prefix, path),
-        }
     }
 }

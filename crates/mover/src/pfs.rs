@@ -1,7 +1,7 @@
 //! The PFS, seen with the rights of the requester; here the calls both ends need, and the PFS
 //! as a source. The PFS as a target is `pfs_target`.
 //!
-//! Invariants: every call that names something runs inside [`Pfs::act`]; a single name is opened
+//! Invariants: every call that names something runs inside [`RequesterPfs::act`]; a single name is opened
 //! with O_NOFOLLOW from an open directory; a path that a user named is opened by openat2 below an
 //! allowed root. Only such a path may go through symbolic links, and then with the requester's
 //! rights; nothing inside a tree does.
@@ -27,7 +27,7 @@ pub type PfsHook = Arc<dyn Fn(&'static str, &[u8]) -> Result<()> + Send + Sync>;
 
 /// The PFS with one requester's rights, below the allowed roots.
 #[derive(Clone)]
-pub(super) struct Pfs {
+pub(super) struct RequesterPfs {
     pub identity: Identity,
     /// Directories below which paths may lie; none = anywhere.
     pub roots: Arc<Vec<Vec<u8>>>,
@@ -51,7 +51,7 @@ const ONE_NAME: ResolveFlags =
 /// Most bytes of a path given to the kernel at once (PATH_MAX less its NUL).
 const PATH_BYTES_MAX: usize = 4_095;
 
-impl Pfs {
+impl RequesterPfs {
     /// Acts as the requester until the guard is dropped.
     pub fn act(&self, call: &'static str, name: &[u8]) -> Result<Acting> {
         if let Some(hook) = &self.hook {
@@ -213,7 +213,7 @@ pub(super) fn path_of(fd: BorrowedFd<'_>) -> Result<Vec<u8>> {
     Ok(std::fs::read_link(link)?.as_os_str().as_bytes().to_vec())
 }
 
-impl Source for Pfs {
+impl Source for RequesterPfs {
     fn top(&self, path: &[u8]) -> Outcome<Dir> {
         let opened = self.open_named(path, OFlags::RDONLY | OFlags::DIRECTORY);
         opened.map(|fd| Dir::Pfs(Arc::new(fd))).map_err(|e| self.named(e, "open source"))
@@ -361,7 +361,7 @@ impl Source for Pfs {
     }
 }
 
-impl Pfs {
+impl RequesterPfs {
     /// A failure to open a path that the user named, with words for our own rules.
     fn named(&self, e: Errno, what: &'static str) -> Fault {
         let mut fault = Fault::source(what)(e);

@@ -9,7 +9,7 @@ use super::endpoint::{At, MakeTop, PRIVATE_MODE, Target, no_parent, not_a_direct
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::meta::{Dir, Meta, Temp, TempAt, Xattrs, decode_rdev};
 use super::paths::{join, split};
-use super::pfs::{Pfs, below_fd, errno, fd};
+use super::pfs::{RequesterPfs, below_fd, errno, fd};
 use forebay_credentials::identity::Acting;
 use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::{Errno, Result};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// End of a temporary name.
 const TEMP_SUFFIX: &[u8] = b".tmp";
 
-impl Pfs {
+impl RequesterPfs {
     fn temp_name(&self, number: u64) -> Vec<u8> {
         let mut name = self.temp_prefix.clone();
         name.extend_from_slice(number.to_string().as_bytes());
@@ -228,7 +228,7 @@ fn times(meta: &Meta) -> Timestamps {
     Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) }
 }
 
-impl Target for Pfs {
+impl Target for RequesterPfs {
     fn make_top(&self, path: &[u8], how: &MakeTop) -> Outcome<Dir> {
         let Deepest { fd, at, mut missing } = self.deepest(path)?;
         // First, since a directory that is missing is on the file system that is not there.
@@ -455,7 +455,7 @@ impl Target for Pfs {
     }
 }
 
-impl Pfs {
+impl RequesterPfs {
     /// Owner, xattrs, mode and times of something that cannot be opened, by its temporary name;
     /// tells of an xattr that was refused.
     fn dress_name(
@@ -503,7 +503,7 @@ pub(super) struct FsIdentity {
 
 impl FsIdentity {
     /// Looks at the deepest existing directory on the way to `path`.
-    pub fn of(pfs: &Pfs, path: &[u8]) -> Outcome<FsIdentity> {
+    pub fn of(pfs: &RequesterPfs, path: &[u8]) -> Outcome<FsIdentity> {
         let mut at = path;
         loop {
             match FsIdentity::exactly(pfs, at) {
@@ -518,7 +518,7 @@ impl FsIdentity {
         }
     }
 
-    fn exactly(pfs: &Pfs, path: &[u8]) -> Result<FsIdentity> {
+    fn exactly(pfs: &RequesterPfs, path: &[u8]) -> Result<FsIdentity> {
         let found = pfs.open_named(path, OFlags::PATH | OFlags::DIRECTORY)?;
         let stat = rustix::fs::fstat(&found).map_err(errno)?;
         let fs = rustix::fs::fstatfs(&found).map_err(errno)?;
@@ -531,7 +531,7 @@ impl FsIdentity {
     }
 
     /// Fails unless the path still lies on the file system it lay on. `side` is the PFS's.
-    pub fn check(&self, pfs: &Pfs, side: Where) -> Outcome<()> {
+    pub fn check(&self, pfs: &RequesterPfs, side: Where) -> Outcome<()> {
         let what = "check the PFS";
         let gone = |why: &str| {
             let why = format!("{why}; is it mounted? What was copied stays, start it again then");

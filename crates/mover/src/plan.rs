@@ -3,7 +3,7 @@
 //!
 //! A plan without `final.json` is unfinished and goes on when a server starts.
 
-use super::left::LeftTemp;
+use super::temps::LeftTemp;
 use forebay_proto::control::{PlanStatus, StageSpec};
 use forebay_proto::net::ledger::Token;
 use forebay_proto::net::staging::ShareId;

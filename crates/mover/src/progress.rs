@@ -19,23 +19,23 @@ const SLOT_MS: u64 = 100;
 
 /// Counters of one plan.
 pub(super) struct Progress {
-    pub scanned: AtomicBool,
-    pub files_total: AtomicU64,
-    pub files_done: AtomicU64,
+    scanned: AtomicBool,
+    files_total: AtomicU64,
+    files_done: AtomicU64,
     /// Of the total, and of those done, what is no regular file.
     others_total: AtomicU64,
     others_done: AtomicU64,
-    pub files_failed: AtomicU64,
-    pub files_skipped: AtomicU64,
+    files_failed: AtomicU64,
+    files_skipped: AtomicU64,
     /// Left as they are, because the plan replaces nothing.
-    pub files_existing: AtomicU64,
+    files_existing: AtomicU64,
     /// Of another user, which the copies cannot be.
-    pub files_owner_changed: AtomicU64,
+    files_owner_changed: AtomicU64,
     /// What copies lack of root's, by kind.
     not_kept: Mutex<Vec<NotKept>>,
     /// What a dry run has found so far.
-    pub dry_run: Mutex<DryRun>,
-    pub bytes_total: AtomicU64,
+    dry_run: Mutex<DryRun>,
+    bytes_total: AtomicU64,
     /// Signed: a file that is copied again takes its bytes back.
     bytes_done: AtomicI64,
     /// Of them those that other servers have copied, in a share: its plan's server counts them as theirs.
@@ -90,6 +90,41 @@ impl Progress {
         self.files_total.fetch_add(1, Relaxed);
         self.others_total.fetch_add((kind != FileKind::File).into(), Relaxed);
         self.bytes_total.fetch_add(bytes, Relaxed);
+    }
+
+    /// The walk is over; whether it saw all.
+    pub fn scanned(&self, all: bool) {
+        self.scanned.store(all, Relaxed);
+    }
+
+    /// Items found so far.
+    pub fn files_total(&self) -> u64 {
+        self.files_total.load(Relaxed)
+    }
+
+    /// Items done so far.
+    pub fn files_done(&self) -> u64 {
+        self.files_done.load(Relaxed)
+    }
+
+    /// Items that failed so far.
+    pub fn files_failed(&self) -> u64 {
+        self.files_failed.load(Relaxed)
+    }
+
+    /// An item's name is there, and is left as it is.
+    pub fn existing(&self) {
+        self.files_existing.fetch_add(1, Relaxed);
+    }
+
+    /// An item is another user's, which its copy cannot be.
+    pub fn owner_changed(&self) {
+        self.files_owner_changed.fetch_add(1, Relaxed);
+    }
+
+    /// Changes what a dry run has found.
+    pub fn rehearsed<T>(&self, note: impl FnOnce(&mut DryRun) -> T) -> T {
+        note(&mut self.dry_run.lock())
     }
 
     /// An item's size is another than when it was found.

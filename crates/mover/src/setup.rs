@@ -1,26 +1,33 @@
-//! Makes a [`Run`] of what a plan (`engine`) or another server's plan (`delegated`) is.
+//! Makes a [`Run`] of what a plan (`engine`) or another server's plan (`delegated`) is: the components, each with what it
+//! needs of the others.
 
 use super::buffer::Buffer;
 use super::commit::Commit;
-use super::completion::Outbox;
+use super::completion::{Completion, Outbox};
+use super::dirs::TargetDirs;
+use super::dry_run::Rehearsal;
 use super::endpoint::{Source, Target};
-use super::engine::Shared;
+use super::engine::{MoverOptions, Shared};
 use super::journal::{Journal, Past};
-use super::left::{LeftTemp, Temps};
+use super::links::HardLinks;
+use super::not_kept::CopyLosses;
 use super::parts::{Parts, Servers};
-use super::pfs::Pfs;
+use super::pfs::RequesterPfs;
+use super::pfs_watch::PfsWatch;
 use super::plan::{PlanDir, PlanFile};
 use super::progress::Progress;
-use super::run::{Bound, Run, temp_prefix};
+use super::proof::MountProof;
+use super::request::PlanRequest;
+use super::retry::Retry;
+use super::run::Run;
 use super::stop::Pace;
+use super::temps::{LeftTemp, Temps, temp_prefix};
 use forebay_credentials::identity::Identity;
 use forebay_proto::ShardId;
 use forebay_proto::control::Direction;
-use parking_lot::Mutex;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::Arc;
 
 /// What a run is made of.
 pub(super) struct Setup {
@@ -42,69 +49,111 @@ pub(super) struct Setup {
     pub old_versions: Vec<String>,
 }
 
-impl Shared {
+impl Setup {
     /// A run; an error in words if this server cannot act as the requester.
-    pub fn run_of(&self, setup: Setup) -> Result<Run, String> {
-        let is_of_another_boot = setup.file.is_of_another_boot();
-        let PlanFile { plan, spec, who, token, is_resumed, .. } = setup.file;
-        let identity = Identity::of(&who)?;
-        let options = &self.options;
-        let bytes = |path: &PathBuf| path.as_os_str().as_bytes().to_vec();
-        let pfs = Pfs {
-            identity: identity.clone(),
-            roots: Arc::new(options.pfs_roots.iter().map(bytes).collect()),
-            hook: options.hook.clone(),
-            temp_prefix: temp_prefix(plan, token, setup.share_of),
-            no_clobber: spec.options.no_clobber,
-            fstab: options.fstab.clone(),
-        };
-        let seen_at = spec.seen_at.as_ref().map(|path| path.as_bytes().to_vec());
-        let mount_point = options.mount_point.as_ref().map(bytes).or(seen_at);
-        let (tree, requester) = (self.tree.clone(), who.clone());
-        let buffer = Buffer { tree, who: requester, mount_point: mount_point.clone() };
-        let (source, target): (Box<dyn Source>, Box<dyn Target>) = match spec.direction {
-            Direction::In => (Box::new(pfs.clone()), Box::new(buffer)),
-            Direction::Out => (Box::new(buffer), Box::new(pfs.clone())),
-        };
-        let link_names = "names of files with several names";
+    pub fn run(self, shared: &Shared) -> Result<Run, String> {
+        let options = &shared.options;
+        let request = Arc::new(request_of(self.file, self.commit.as_deref(), options)?);
+        let (pfs, source, target) = ends_of(&request, self.share_of, shared);
+        let (pace, progress, journal) = (self.pace, self.progress, self.journal);
+        let has_peers = options.servers.is_some();
+        let watch =
+            PfsWatch::new(request.clone(), pfs.clone(), journal.clone(), self.past.target.clone());
+        let watch = Arc::new(watch);
+        let parts = self.parts;
+        let retry =
+            Retry::new(request.clone(), pace.clone(), parts.clone(), watch.clone(), has_peers);
+        let retry = Arc::new(retry);
+        let completion = Completion::new(
+            request.clone(),
+            pace.clone(),
+            progress.clone(),
+            journal.clone(),
+            parts.clone(),
+            self.outbox,
+        );
+        let completion = Arc::new(completion);
+        let (id, prefix) = ((request.plan, request.token), pfs.temp_prefix.clone());
+        let temps = Arc::new(Temps::new(id, target.clone(), prefix, self.old_temps));
+        let top = self.past.top.clone().unwrap_or_else(|| request.target_path().to_vec());
+        let dirs = TargetDirs::new(
+            target.clone(),
+            pace.clone(),
+            retry.clone(),
+            completion.clone(),
+            options.dir_records_bytes_max,
+            top,
+        );
+        let no_clobber = request.spec.options.no_clobber;
+        let rehearsal =
+            Rehearsal::new(target.clone(), progress.clone(), completion.clone(), no_clobber);
         Ok(Run {
-            plan,
-            token,
-            spec,
-            who,
+            losses: CopyLosses::new(request.clone(), source.clone(), progress.clone()),
+            rehearsal,
+            proof: MountProof::new(target.clone(), temps.clone()),
+            links: HardLinks::new(options.link_records_bytes_max),
+            request,
             source,
             target,
             pfs,
-            identity,
             hook: options.hook.clone(),
             activity: options.activity.clone(),
-            mount_point,
-            buffer_prefix: options.buffer_prefix.clone(),
-            dir_records: Bound::new("directories", options.dir_records_bytes_max),
-            link_records: Bound::new(link_names, options.link_records_bytes_max),
             workers: options.workers.max(1),
-            pace: setup.pace,
-            progress: setup.progress,
-            journal: setup.journal,
-            past: setup.past,
-            temps: AtomicU64::new(0),
-            known_temps: Temps::new(setup.old_temps),
-            left: Mutex::new(Vec::new()),
-            pfs_identity: OnceLock::new(),
-            dirs: Mutex::new(Vec::new()),
-            followers: Mutex::new(Vec::new()),
+            pace,
+            progress,
+            journal,
+            past: self.past,
+            watch,
+            retry,
+            completion,
+            temps,
+            dirs,
             peers: options.servers.clone(),
-            stripes: self.stripes.clone(),
-            tree: self.tree.clone(),
-            servers: setup.servers,
-            parts: setup.parts,
-            proof: Mutex::new(None),
-            abandoned: Mutex::new(Vec::new()),
-            outbox: setup.outbox,
-            is_resumed,
-            is_of_another_boot,
-            commit: setup.commit,
-            old_versions: setup.old_versions,
+            stripes: shared.stripes.clone(),
+            tree: shared.tree.clone(),
+            servers: self.servers,
+            parts,
+            commit: self.commit,
+            old_versions: self.old_versions,
         })
     }
+}
+
+/// What was asked for; an error in words if this server cannot act as the requester.
+fn request_of(
+    file: PlanFile,
+    commit: Option<&Commit>,
+    options: &MoverOptions,
+) -> Result<PlanRequest, String> {
+    let identity = Identity::of(&file.who)?;
+    let seen_at = file.spec.seen_at.as_ref().map(|path| path.as_bytes().to_vec());
+    let mount_point = options.mount_point.as_deref().map(bytes_of).or(seen_at);
+    Ok(PlanRequest::new(file, identity, commit, mount_point, options.buffer_prefix.clone()))
+}
+
+/// The PFS with the requester's rights, and the two ends of the plan, one of which it is.
+fn ends_of(
+    request: &PlanRequest,
+    share_of: Option<ShardId>,
+    shared: &Shared,
+) -> (RequesterPfs, Arc<dyn Source>, Arc<dyn Target>) {
+    let options = &shared.options;
+    let pfs = RequesterPfs {
+        identity: request.identity.clone(),
+        roots: Arc::new(options.pfs_roots.iter().map(|root| bytes_of(root)).collect()),
+        hook: options.hook.clone(),
+        temp_prefix: temp_prefix(request.plan, request.token, share_of),
+        no_clobber: request.spec.options.no_clobber,
+        fstab: options.fstab.clone(),
+    };
+    let (tree, who) = (shared.tree.clone(), request.who.clone());
+    let buffer = Buffer { tree, who, mount_point: request.mount_point.clone() };
+    match request.spec.direction {
+        Direction::In => (pfs.clone(), Arc::new(pfs), Arc::new(buffer)),
+        Direction::Out => (pfs.clone(), Arc::new(buffer), Arc::new(pfs)),
+    }
+}
+
+fn bytes_of(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
 }

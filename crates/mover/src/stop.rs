@@ -35,7 +35,7 @@ struct Bucket {
 
 /// The signal and the bucket of one plan.
 pub(super) struct Pace {
-    state: Mutex<State>,
+    state: Mutex<PaceState>,
     changed: Condvar,
     born: Instant,
     /// Milliseconds from `born` to the last moment at which a thread of the plan was seen between two calls.
@@ -54,7 +54,8 @@ impl Drop for OnFlash<'_> {
     }
 }
 
-struct State {
+/// Whether the plan stops, and how fast it may go.
+struct PaceState {
     stop: Option<StopReason>,
     /// The limit of the whole plan; 0 = none.
     plan_bytes_per_s: u64,
@@ -77,7 +78,7 @@ impl Pace {
     /// With a rate limit in bytes per second; 0 = none.
     pub fn new(rate_bytes_per_s: u64) -> Pace {
         let bucket = Bucket { rate_bytes_per_s, tokens_bytes: 0.0, filled: Instant::now() };
-        let state = State {
+        let state = PaceState {
             stop: None,
             plan_bytes_per_s: rate_bytes_per_s,
             servers: 1,
@@ -202,7 +203,7 @@ impl Pace {
         state.bucket.rate_bytes_per_s
     }
 
-    fn apply_rate(&self, state: &mut State) {
+    fn apply_rate(&self, state: &mut PaceState) {
         let rate_bytes_per_s = match state.plan_bytes_per_s {
             0 => 0,
             rate => (rate / state.servers).max(1),
@@ -252,7 +253,7 @@ impl Pace {
         }
     }
 
-    fn take_metered(&self, state: &mut MutexGuard<'_, State>, bytes: u64) -> Outcome<()> {
+    fn take_metered(&self, state: &mut MutexGuard<'_, PaceState>, bytes: u64) -> Outcome<()> {
         if let Some(meter) = &mut state.meter {
             meter.taken_bytes += bytes;
         }

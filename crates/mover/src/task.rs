@@ -5,7 +5,7 @@ use super::paths::join;
 use forebay_proto::Ino;
 use forebay_proto::attr::Timestamp;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Where an item comes from and goes to.
 #[derive(Clone, Debug)]
@@ -52,6 +52,13 @@ impl Task {
         join(&self.target_top, &self.rel, &self.target_name)
     }
 
+    /// The item has its name: further names of the same source may be linked to it.
+    pub fn set_published(&self) {
+        if let Some(leader) = &self.leader {
+            leader.published.store(true, Relaxed);
+        }
+    }
+
     /// Path below the target's top, which the journal knows it by.
     pub fn key(&self) -> Vec<u8> {
         let mut key = self.rel.to_vec();
@@ -71,5 +78,18 @@ pub(super) struct Leader {
     /// Its name there.
     pub name: Vec<u8>,
     /// True once it is published.
-    pub published: AtomicBool,
+    published: AtomicBool,
+}
+
+impl Leader {
+    /// That of an item, which is not published yet.
+    pub fn of(task: &Task) -> Leader {
+        let published = AtomicBool::new(false);
+        Leader { rel: task.rel.clone(), name: task.target_name.clone(), published }
+    }
+
+    /// True once it is published.
+    pub fn is_published(&self) -> bool {
+        self.published.load(Relaxed)
+    }
 }

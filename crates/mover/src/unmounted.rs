@@ -3,14 +3,14 @@
 //! commit does.
 
 use super::fault::{Fault, Outcome, Sort, Where};
-use super::pfs::Pfs;
+use super::pfs::RequesterPfs;
 use forebay_proto::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-impl Pfs {
+impl RequesterPfs {
     /// Refuses a directory that lies at or below a mount point of the table at which nothing is mounted.
     pub(super) fn must_be_mounted(&self, dir: BorrowedFd<'_>, path: &[u8]) -> Outcome<()> {
         // Where symbolic links lead. Asked with the server's own rights: no requester may look into its descriptors.

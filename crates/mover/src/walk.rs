@@ -13,13 +13,14 @@
 //!   link to a file stages the file under the link's name. Empty lines are ignored; two lines
 //!   with one last name are an error, not an overwriting.
 
+use super::dirs::TargetDir;
 use super::endpoint::{Located, MakeTop, Top};
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::Record;
 use super::meta::{Dir, Meta};
 use super::paths::{join, split, trim_end};
-use super::run::{DirDone, Run};
-use super::task::{Leader, Task};
+use super::run::Run;
+use super::task::Task;
 use crossbeam_channel::Sender;
 use forebay_proto::attr::FileKind;
 use forebay_proto::commit::is_reserved;
@@ -27,7 +28,6 @@ use forebay_proto::control::{Direction, PathBytes, StageKind};
 use forebay_proto::{Errno, ShardId};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Longest list file, in bytes.
 const LIST_BYTES_MAX: u64 = 64 << 20;
@@ -40,8 +40,6 @@ pub(super) struct Walker<'a> {
     send: Sender<Task>,
     /// What goes to the buffer's other servers.
     others: HashMap<ShardId, Sender<Task>>,
-    /// Sources with several names: (device, inode) of each and its first name.
-    leaders: HashMap<(u64, u64), Arc<Leader>>,
     target_top: Arc<[u8]>,
 }
 
@@ -61,20 +59,20 @@ impl<'a> Walker<'a> {
         others: HashMap<ShardId, Sender<Task>>,
     ) -> Walker<'a> {
         let target_top = Arc::from(&b""[..]);
-        Walker { run, send, others, leaders: HashMap::new(), target_top }
+        Walker { run, send, others, target_top }
     }
 
     /// Walks all. Errors of single items are reported on the way; the error returned is one
     /// without which nothing could be begun.
     pub fn walk(mut self) -> Outcome<()> {
         let run = self.run;
-        let tried = match run.spec.kind {
+        let tried = match run.request.spec.kind {
             StageKind::List => return self.walk_list(),
-            StageKind::Directory => run.retrying(|_| self.walk_tree()),
-            StageKind::File => run.retrying(|_| self.walk_file(false)),
-            StageKind::Auto => run.retrying(|_| {
+            StageKind::Directory => run.retry.call(|_| self.walk_tree()),
+            StageKind::File => run.retry.call(|_| self.walk_file(false)),
+            StageKind::Auto => run.retry.call(|_| {
                 // "/" of the buffer has no name to be located by.
-                match split(run.source_path()) {
+                match split(run.request.source_path()) {
                     None => self.walk_tree(),
                     Some(_) => self.walk_file(true),
                 }
@@ -85,7 +83,7 @@ impl<'a> Walker<'a> {
 
     fn walk_file(&mut self, auto: bool) -> Outcome<()> {
         let run = self.run;
-        let located = run.source.locate(run.source_path())?;
+        let located = run.source.locate(run.request.source_path())?;
         if located.meta.kind == FileKind::Dir {
             if auto {
                 return self.walk_tree();
@@ -93,7 +91,7 @@ impl<'a> Walker<'a> {
             let why = "it is a directory; stage it with type directory";
             return Err(refused(Where::Source, Errno::EISDIR, "open source", why));
         }
-        let path = run.target_path();
+        let path = run.request.target_path();
         let there = run.target.look(path)?;
         let is_dir = there.is_some_and(|meta| meta.kind == FileKind::Dir);
         let into = is_dir || path.ends_with(b"/") || split(path).is_none();
@@ -115,12 +113,12 @@ impl<'a> Walker<'a> {
 
     fn walk_tree(&mut self) -> Outcome<()> {
         let run = self.run;
-        let path = run.source_path();
+        let path = run.request.source_path();
         let source = run.source.top(path)?;
         let meta = run.source.dir_meta(&source)?;
         // Nothing is made for a directory that cannot be read.
         let names = run.source.list(&source)?.into_iter();
-        let target = self.open_top(run.target_path(), Top::Copy, Some((&source, &meta)))?;
+        let target = self.open_top(run.request.target_path(), Top::Copy, Some((&source, &meta)))?;
         let source_top: Arc<[u8]> = Arc::from(trim_end(path));
         self.descend(&source_top, Frame { rel: Arc::from(&b""[..]), source, target, names });
         Ok(())
@@ -129,16 +127,19 @@ impl<'a> Walker<'a> {
     fn walk_list(&mut self) -> Outcome<()> {
         let run = self.run;
         let once = |(fault, _)| fault;
-        let located = run.retrying(|_| run.source.locate(run.source_path())).map_err(once)?;
-        let lines = run.retrying(|_| self.read_list(&located)).map_err(once)?;
-        let target =
-            run.retrying(|_| self.open_top(run.target_path(), Top::Shared, None)).map_err(once)?;
+        let located =
+            run.retry.call(|_| run.source.locate(run.request.source_path())).map_err(once)?;
+        let lines = run.retry.call(|_| self.read_list(&located)).map_err(once)?;
+        let target = run
+            .retry
+            .call(|_| self.open_top(run.request.target_path(), Top::Shared, None))
+            .map_err(once)?;
         // Name -> the line that has it, so that a retry of a line does not meet itself.
         let mut seen = HashMap::new();
         for (number, line) in lines.into_iter().enumerate() {
             run.pace.check()?;
             let path = self.line_path(&located.top, &line);
-            let taken = run.retrying(|_| {
+            let taken = run.retry.call(|_| {
                 let found = run.source.locate(&path)?;
                 let name = split(&path).map_or(found.name.clone(), |(_, name)| name.to_vec());
                 if *seen.entry(name.clone()).or_insert(number) != number {
@@ -150,7 +151,12 @@ impl<'a> Walker<'a> {
             if let Err((fault, attempts)) = taken {
                 let name = split(&path).map_or(&b""[..], |(_, name)| name);
                 run.progress.found(FileKind::File, 0);
-                run.fail(&fault, &path, &join(run.target_path(), b"", name), attempts);
+                run.completion.fail(
+                    &fault,
+                    &path,
+                    &join(run.request.target_path(), b"", name),
+                    attempts,
+                );
             }
         }
         Ok(())
@@ -178,8 +184,8 @@ impl<'a> Walker<'a> {
         if line.first() != Some(&b'/') {
             return join(list_dir, b"", line);
         }
-        let mount = self.run.mount_point.as_deref().map(trim_end);
-        if let (Direction::Out, Some(mount)) = (self.run.spec.direction, mount) {
+        let mount = self.run.request.mount_point.as_deref().map(trim_end);
+        if let (Direction::Out, Some(mount)) = (self.run.request.spec.direction, mount) {
             match line.strip_prefix(mount) {
                 Some(rest) if rest.first() == Some(&b'/') => return rest.to_vec(),
                 _ => {}
@@ -191,18 +197,18 @@ impl<'a> Walker<'a> {
     /// Opens the target directory of the plan, and journals it.
     fn open_top(&mut self, path: &[u8], top: Top, like: Option<(&Dir, &Meta)>) -> Outcome<Dir> {
         let run = self.run;
-        let options = &run.spec.options;
+        let options = &run.request.spec.options;
         let how = MakeTop { parents: options.parents, dir_mode: options.dir_mode(), top };
         if options.dry_run {
             self.target_top = Arc::from(trim_end(path));
-            return run.rehearse_top(path, &how);
+            return run.rehearsal.top(path, &how);
         }
         // Journaled first: a run after a kill must know that the directory is the plan's.
         let made = run.target.look(path)?.is_none();
         run.journal.append(&[Record::Top { path: PathBytes::new(path), made }])?;
         let dir = run.target.make_top(path, &how)?;
         self.target_top = Arc::from(trim_end(path));
-        run.remove_left(&join(path, b"", b""), &dir);
+        run.temps.remove_old(&join(path, b"", b""), &dir);
         let attrs = match like {
             Some((source, meta)) if made || run.past.made_top || run.commit.is_some() => {
                 Some((*meta, run.source.dir_xattrs(source)?))
@@ -211,12 +217,12 @@ impl<'a> Walker<'a> {
         };
         self.note_dir(b"", &dir)?;
         if let (Some((source, meta)), true) = (like, attrs.is_some()) {
-            run.note_not_kept(source, b"", meta, run.source_path());
+            run.losses.note(source, b"", meta, run.request.source_path());
         }
-        run.dirs.lock().push(DirDone {
+        run.dirs.add(TargetDir {
             top: self.target_top.clone(),
             rel: Arc::from(&b""[..]),
-            source_path: run.source_path().to_vec(),
+            source_path: run.request.source_path().to_vec(),
             attrs,
         });
         Ok(dir)
@@ -225,12 +231,12 @@ impl<'a> Walker<'a> {
     /// Journals that temporary files will be made in a target directory.
     fn note_dir(&self, rel: &[u8], target: &Dir) -> Outcome<()> {
         let run = self.run;
-        if run.spec.direction == Direction::In {
+        if run.request.spec.direction == Direction::In {
             return Ok(());
         }
         // A power cut may have lost the record, and left the files.
-        if run.is_resumed && !run.journal.has_dir(rel) {
-            run.target.sweep(target, &run.pfs.temp_prefix)?;
+        if run.request.is_resumed && !run.journal.has_dir(rel) {
+            run.temps.sweep_dir(target)?;
         }
         run.journal.note_dir(rel)
     }
@@ -279,8 +285,10 @@ impl<'a> Walker<'a> {
             if run.commit.is_some() && frame.rel.is_empty() && is_reserved(&name) {
                 continue;
             }
-            let found = run.retrying(|_| {
-                run.room_for_one_more()?;
+            let found = run.retry.call(|_| {
+                if let Some(commit) = &run.commit {
+                    commit.room_for_one_more(run.progress.files_total())?;
+                }
                 run.source.stat(&frame.source, &name)
             });
             let meta = match found {
@@ -289,7 +297,7 @@ impl<'a> Walker<'a> {
                     run.progress.found(FileKind::File, 0);
                     let source = join(source_top, &frame.rel, &name);
                     let target = join(&self.target_top, &frame.rel, &name);
-                    run.fail(&fault, &source, &target, attempts);
+                    run.completion.fail(&fault, &source, &target, attempts);
                     continue;
                 }
             };
@@ -316,7 +324,7 @@ impl<'a> Walker<'a> {
             if depth >= DEPTH_MAX {
                 let why = format!("the tree is deeper than {DEPTH_MAX} directories");
                 let fault = Fault::of(Sort::Refused, Where::Source, "walk source", why);
-                run.fail(&fault, &join(source_top, &frame.rel, &name), b"", 1);
+                run.completion.fail(&fault, &join(source_top, &frame.rel, &name), b"", 1);
                 continue;
             }
             if let Some(below) = self.enter(source_top, frame, &name, meta) {
@@ -340,34 +348,38 @@ impl<'a> Walker<'a> {
             true => Arc::from(name),
             false => Arc::from([&frame.rel[..], b"/", name].concat()),
         };
-        let opened = run.retrying(|_| {
+        let opened = run.retry.call(|_| {
             let source = run.source.enter(&frame.source, name)?;
             let xattrs = run.source.dir_xattrs(&source)?;
             let names = run.source.list(&source)?.into_iter();
             let held_bytes: usize =
                 xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
-            if run.spec.options.dry_run {
-                let target = run.rehearse_dir(&frame.target, name)?;
+            if run.request.spec.options.dry_run {
+                let target = run.rehearsal.dir(&frame.target, name)?;
                 return Ok((source, target, None, names));
             }
-            // The path is held three times: here, for messages and by the journal.
-            run.dir_records.take(size_of::<DirDone>() + 3 * (rel.len() + 64) + held_bytes)?;
+            run.dirs.reserve(&rel, held_bytes)?;
             let (target, is_ours) = self.make_dir(&frame.target, name, &rel)?;
             self.note_dir(&rel, &target)?;
-            run.remove_left(&join(&self.target_top, &rel, b""), &target);
+            run.temps.remove_old(&join(&self.target_top, &rel, b""), &target);
             Ok((source, target, is_ours.then_some((meta, xattrs)), names))
         });
         let source_path = join(source_top, &rel, b"");
         match opened {
             Ok((source, target, attrs, names)) => {
-                run.note_not_kept(&frame.source, name, &meta, &source_path);
+                run.losses.note(&frame.source, name, &meta, &source_path);
                 let top = self.target_top.clone();
-                run.dirs.lock().push(DirDone { top, rel: rel.clone(), source_path, attrs });
+                run.dirs.add(TargetDir { top, rel: rel.clone(), source_path, attrs });
                 run.progress.done(FileKind::Dir);
                 Some(Frame { rel, source, target, names })
             }
             Err((fault, attempts)) => {
-                run.fail(&fault, &source_path, &join(&self.target_top, &rel, b""), attempts);
+                run.completion.fail(
+                    &fault,
+                    &source_path,
+                    &join(&self.target_top, &rel, b""),
+                    attempts,
+                );
                 None
             }
         }
@@ -377,7 +389,7 @@ impl<'a> Walker<'a> {
     /// it its attributes. What was there before keeps its own if the plan leaves things as they are.
     fn make_dir(&self, dir: &Dir, name: &[u8], rel: &[u8]) -> Outcome<(Dir, bool)> {
         let run = self.run;
-        if !run.spec.options.no_clobber || run.journal.has_made(rel) {
+        if !run.request.spec.options.no_clobber || run.journal.has_made(rel) {
             return Ok((run.target.make_dir(dir, name)?, true));
         }
         let there = run.target.find_dir(dir, name)?;
@@ -391,24 +403,24 @@ impl<'a> Walker<'a> {
 
     /// Looks at an item's name before it is copied; `Taken` does not go to a worker.
     fn look(&self, task: &Task) -> Looked {
-        let (run, options) = (self.run, &self.run.spec.options);
+        let (run, options) = (self.run, &self.run.request.spec.options);
         let Some((_, target)) = task.dirs.as_ref() else { return Looked::ToCopy };
         if !options.dry_run && !options.no_clobber {
             return Looked::ToCopy;
         }
-        match run.retrying(|_| run.target.stat(target, &task.target_name)) {
-            Ok(there) if options.dry_run => run.rehearse_item(task, there.as_ref()),
+        match run.retry.call(|_| run.target.stat(target, &task.target_name)) {
+            Ok(there) if options.dry_run => run.rehearsal.item(task, there.as_ref()),
             Ok(None) => return Looked::ToCopy,
             Ok(Some(_)) if run.past.done(&task.key()).is_some() => return Looked::ToCopy,
-            Ok(Some(there)) if run.is_resumed && is_copy(&task.meta, &there) => {
+            Ok(Some(there)) if run.request.is_resumed && is_copy(&task.meta, &there) => {
                 return Looked::Ours;
             }
             Ok(Some(_)) => {
-                run.progress.files_existing.fetch_add(1, Relaxed);
+                run.progress.existing();
             }
             Err((fault, attempts)) => {
                 run.progress.found(task.meta.kind, 0);
-                run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+                run.completion.fail(&fault, &task.source_path(), &task.target_path(), attempts);
             }
         }
         Looked::Taken
@@ -423,39 +435,26 @@ impl<'a> Walker<'a> {
         }
         let is_file = task.meta.kind == FileKind::File;
         if task.meta.nlink > 1 {
-            let names = task.source_name.len() + 2 * task.target_name.len();
-            if let Err(fault) = run.link_records.take(size_of::<(Task, Leader)>() + 128 + names) {
+            if let Err(fault) = run.links.reserve(&task) {
                 run.progress.found(task.meta.kind, 0);
-                run.fail(&fault, &task.source_path(), &task.target_path(), 1);
+                run.completion.fail(&fault, &task.source_path(), &task.target_path(), 1);
                 return Ok(());
             }
-            let leader = Arc::new(Leader {
-                rel: task.rel.clone(),
-                name: task.target_name.clone(),
-                published: AtomicBool::new(false),
-            });
-            match self.leaders.entry((task.meta.dev, task.meta.ino)) {
-                std::collections::hash_map::Entry::Occupied(first) => {
-                    run.progress.found(task.meta.kind, 0);
-                    task.dirs = None;
-                    run.followers.lock().push((task, first.get().clone()));
-                    return Ok(());
-                }
-                std::collections::hash_map::Entry::Vacant(place) => {
-                    task.leader = Some(place.insert(leader).clone());
-                }
-            }
+            let kind = task.meta.kind;
+            let Some(first) = run.links.take(task) else {
+                run.progress.found(kind, 0);
+                return Ok(());
+            };
+            task = first;
         }
         let bytes = if is_file { task.meta.size_bytes } else { 0 };
         run.progress.found(task.meta.kind, bytes);
         if let Some((source, _)) = &task.dirs {
-            run.note_not_kept(source, &task.source_name, &task.meta, &task.source_path());
+            run.losses.note(source, &task.source_name, &task.meta, &task.source_path());
         }
         if looked == Looked::Ours {
-            run.note_xattrs_not_kept(&task);
-            if let Some(leader) = &task.leader {
-                leader.published.store(true, Relaxed);
-            }
+            run.losses.note_xattrs(&task);
+            task.set_published();
             run.progress.skipped(task.meta.kind, bytes);
             return Ok(());
         }
@@ -465,7 +464,7 @@ impl<'a> Walker<'a> {
         };
         if task.is_shared {
             // Else the worker looks.
-            run.note_xattrs_not_kept(&task);
+            run.losses.note_xattrs(&task);
         }
         send.send(task).map_err(|_| Fault::stopped())
     }

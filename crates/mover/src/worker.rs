@@ -12,7 +12,7 @@ use super::journal::{Record, Version};
 use super::memory::Memory;
 use super::meta::{Dir, Meta, OpenSource, Temp};
 use super::run::Run;
-use super::stripe::Count;
+use super::stripe::{Count, copy_spread};
 use super::task::{Leader, Task};
 use crossbeam_channel::Receiver;
 use forebay_activity::Begun;
@@ -25,7 +25,6 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Most files of a batch; each holds two descriptors.
 const BATCH_FILES: usize = 32;
@@ -71,7 +70,7 @@ struct Unpublished<'a> {
 impl Unpublished<'_> {
     fn count(&self, shard: Option<ShardId>, bytes: i64) {
         *self.counted.lock().entry(shard).or_default() += bytes;
-        self.run.count_at(shard, bytes);
+        self.run.completion.count_at(shard, bytes);
     }
 
     fn counted_bytes(&self) -> u64 {
@@ -87,10 +86,10 @@ impl Drop for Unpublished<'_> {
     fn drop(&mut self) {
         if let Some(temp) = self.temp.take() {
             if self.run.target.abandon(&temp, &self.dir) {
-                self.run.known_temps.gone(&temp);
+                self.run.temps.gone(&temp);
             }
             for (shard, bytes) in self.counted.lock().drain() {
-                self.run.count_at(shard, -bytes);
+                self.run.completion.count_at(shard, -bytes);
             }
         }
     }
@@ -114,10 +113,8 @@ impl<'a> Worker<'a> {
 
     /// Works until there are no more items, or the plan is being stopped.
     pub fn work(&mut self, receive: &Receiver<Task>) {
-        if let Err(errno) = self.run.identity.adopt_thread() {
-            let fault = Fault::source("take identity")(errno);
-            self.run.fail(&fault, self.run.source_path(), self.run.target_path(), 1);
-            self.run.pace.stop(super::stop::StopReason::Error);
+        if let Err(errno) = self.run.request.identity.adopt_thread() {
+            self.run.completion.fail_and_stop(&Fault::source("take identity")(errno));
         }
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -151,28 +148,26 @@ impl<'a> Worker<'a> {
     fn first_half(&mut self, mut task: Task, mut attempt: u32) -> Option<Pending<'a>> {
         let run = self.run;
         if attempt == 1 && !task.is_shared && task.afar.is_none() {
-            run.note_xattrs_not_kept(&task);
+            run.losses.note_xattrs(&task);
         }
         loop {
             let fault = match self.begin(&mut task, attempt) {
                 Ok(Step::Pending(pending)) => return Some(*pending),
                 Ok(Step::Done) => {
-                    if let Some(leader) = &task.leader {
-                        leader.published.store(true, Relaxed);
-                    }
-                    run.item_done(&task);
+                    task.set_published();
+                    run.completion.item_done(&task);
                     return None;
                 }
                 Ok(Step::Skipped) => {
-                    run.item_skipped(&task);
+                    run.completion.item_skipped(&task);
                     return None;
                 }
                 Err(fault) => fault,
             };
-            match run.before_retry(fault, attempt) {
+            match run.retry.pause(fault, attempt) {
                 Ok(next) => attempt = next,
                 Err((fault, attempts)) => {
-                    run.item_failed(&task, &fault, attempts);
+                    run.completion.item_failed(&task, &fault, attempts);
                     return None;
                 }
             }
@@ -188,22 +183,19 @@ impl<'a> Worker<'a> {
         let mut again = Vec::new();
         for (mut pending, outcome) in synced {
             match outcome.and_then(|()| self.settle(&mut pending)) {
-                Ok(record) => run.item_copied(&pending.task, record, &mut records),
+                Ok(record) => run.completion.item_copied(&pending.task, record, &mut records),
                 Err(fault) => again.push((pending.task, pending.attempt, fault)),
             }
         }
-        if let Err(fault) = run.journal.append(&records) {
-            run.fail(&fault, run.source_path(), run.target_path(), 1);
-            run.pace.stop(super::stop::StopReason::Error);
-        }
+        run.completion.record(&records);
         for (task, attempt, fault) in again {
-            match run.before_retry(fault, attempt) {
+            match run.retry.pause(fault, attempt) {
                 Ok(next) => {
                     if let Some(pending) = self.first_half(task, next) {
                         self.second_half(vec![pending]);
                     }
                 }
-                Err((fault, attempts)) => run.item_failed(&task, &fault, attempts),
+                Err((fault, attempts)) => run.completion.item_failed(&task, &fault, attempts),
             }
         }
     }
@@ -241,7 +233,7 @@ impl<'a> Worker<'a> {
         let pending_begun = pending.begun;
         let Pending { task, dirs, source, target, copied, partial, .. } = pending;
         let temp = target.temp()?;
-        let medium = run.spec.verify == Verify::Medium;
+        let medium = run.request.spec.verify == Verify::Medium;
         copied.verify(&run.pace, &temp.file, medium, &mut self.memory)?;
         keep_atime(temp, false);
         let now = run.source.recheck(source)?;
@@ -251,18 +243,16 @@ impl<'a> Worker<'a> {
         step("a file is to be published");
         let published = run.target.publish(temp, &dirs.1, &task.target_name)?;
         step("a file is published");
-        run.known_temps.gone(temp);
+        run.temps.gone(temp);
         target.temp = None;
         run.progress.resized(source.meta.size_bytes, copied.size_bytes());
         let bytes = copied.size_bytes();
-        let (kind, in_buffer) = match run.spec.direction {
+        let (kind, in_buffer) = match run.request.spec.direction {
             Direction::In => (ActivityKind::Fill, published.ino),
             Direction::Out => (ActivityKind::Drain, source.meta.ino),
         };
         run.activity.end(pending_begun, kind, Ino(in_buffer), (0, bytes), bytes as i64);
-        if let Some(leader) = &task.leader {
-            leader.published.store(true, Relaxed);
-        }
+        task.set_published();
         if let Some(fault) = partial.take() {
             return Err(fault);
         }
@@ -279,7 +269,7 @@ impl<'a> Worker<'a> {
         let run = self.run;
         run.pace.check()?;
         let dirs = self.dirs_of(task, attempt)?;
-        let from_pfs = run.spec.direction == Direction::In;
+        let from_pfs = run.request.spec.direction == Direction::In;
         if attempt > 1 || (task.afar.is_some() && from_pfs) {
             let now = run.source.stat(&dirs.0, &task.source_name)?;
             if let (Some(afar), true) = (&task.afar, from_pfs) {
@@ -302,7 +292,7 @@ impl<'a> Worker<'a> {
             FileKind::Dir => return Err(Fault::changed("a directory has its name")),
             _ => run.source.name_xattrs(&dirs.0, &task.source_name, &task.meta)?,
         };
-        let temp = run.next_temp();
+        let temp = run.temps.next();
         let at = At { dir: &dirs.1, name: &task.target_name, temp };
         // A whiteout of an overlay opens nothing: anybody may make one.
         let is_whiteout = (task.meta.kind, task.meta.rdev) == (FileKind::CharDev, 0);
@@ -312,7 +302,7 @@ impl<'a> Worker<'a> {
                 run.target.symlink(at, &to, &task.meta, &xattrs)
             }
             FileKind::CharDev | FileKind::BlockDev
-                if !run.identity.is_superuser() && !is_whiteout =>
+                if !run.request.identity.is_superuser() && !is_whiteout =>
             {
                 let why = "only the superuser can make device nodes".to_string();
                 let fault = Fault::target("make special file")(Errno::EPERM);
@@ -324,7 +314,7 @@ impl<'a> Worker<'a> {
 
     fn begin_file(&mut self, task: &mut Task, dirs: (Dir, Dir), attempt: u32) -> Outcome<Step<'a>> {
         let run = self.run;
-        if run.is_done(task, &dirs.1)? {
+        if run.past.is_done(task, &*run.target, &dirs.1)? {
             return Ok(Step::Skipped);
         }
         let begun = run.activity.begin();
@@ -332,9 +322,9 @@ impl<'a> Worker<'a> {
         run.progress.resized(file_bytes(&task.meta), file_bytes(&source.meta));
         task.meta = source.meta;
         let xattrs = run.source.file_xattrs(&source)?;
-        let temp = run.target.begin(&dirs.1, source.meta.size_bytes, run.next_temp())?;
+        let temp = run.target.begin(&dirs.1, source.meta.size_bytes, run.temps.next())?;
         step("a file is begun");
-        run.known_temps.made(&task.target_top, &task.rel, &temp);
+        run.temps.made(&task.target_top, &task.rel, &temp);
         let (dir, counted) = (dirs.1.clone(), Mutex::default());
         let target = Unpublished { run, dir, temp: Some(temp), counted };
         let env = Env {
@@ -344,12 +334,12 @@ impl<'a> Worker<'a> {
             count: &|bytes| target.count(None, bytes as i64),
             seen: &|_, _| Ok(()),
             grow: &|size_bytes| run.target.grow(target.temp()?, size_bytes),
-            follow: run.spec.verify == Verify::Cache,
-            align_bytes: run.spec.options.align(),
+            follow: run.request.spec.verify == Verify::Cache,
+            align_bytes: run.request.spec.options.align(),
         };
         let temp = target.temp()?;
         let count: Count<'_> = &|shard, bytes| target.count(shard, bytes);
-        let spread = run.copy_spread(task, &source, temp, count, &mut self.memory)?;
+        let spread = copy_spread(run, task, &source, temp, count, &mut self.memory)?;
         let copied = match spread {
             Some(copied) => copied,
             None => {
@@ -378,20 +368,20 @@ impl<'a> Worker<'a> {
             (Some(dirs), _) if attempt == 1 => Ok(dirs.clone()),
             (_, Some(afar)) => {
                 let buffer = Dir::Buffer(afar.buffer_dir);
-                if run.spec.direction == Direction::Out {
+                if run.request.spec.direction == Direction::Out {
                     // Nobody sweeps it who does not find it here.
                     run.journal.note_dir_synced(&task.rel)?;
                 }
                 let key = (task.source_top.clone(), task.rel.clone());
                 let pfs = match &self.last_dir {
                     Some((last, dir)) if attempt == 1 && *last == key => dir.clone(),
-                    _ => match run.spec.direction {
+                    _ => match run.request.spec.direction {
                         Direction::In => run.source.reopen(&task.source_top, &task.rel)?,
                         Direction::Out => run.target.reopen(&task.target_top, &task.rel)?,
                     },
                 };
                 self.last_dir = Some((key, pfs.clone()));
-                Ok(match run.spec.direction {
+                Ok(match run.request.spec.direction {
                     Direction::In => (pfs, buffer),
                     Direction::Out => (buffer, pfs),
                 })
@@ -407,14 +397,14 @@ impl<'a> Worker<'a> {
     /// Makes a further name of a file.
     pub fn follow(&mut self, task: Task, leader: &Leader) {
         let run = self.run;
-        let linked = run.retrying(|_| {
-            if !leader.published.load(Relaxed) {
+        let linked = run.retry.call(|_| {
+            if !leader.is_published() {
                 let why = "another name of the same file could not be copied, see there";
                 return Err(Fault::of(Sort::Refused, Where::Source, "make hard link", why));
             }
             let old = run.target.reopen(&task.target_top, &leader.rel)?;
             let new = run.target.reopen(&task.target_top, &task.rel)?;
-            let at = At { dir: &new, name: &task.target_name, temp: run.next_temp() };
+            let at = At { dir: &new, name: &task.target_name, temp: run.temps.next() };
             match run.target.link(&old, &leader.name, at) {
                 Err(fault) if task.meta.kind != FileKind::File && is_no_place_for_links(&fault) => {
                     let source = run.source.reopen(&task.source_top, &task.rel)?;
@@ -429,7 +419,8 @@ impl<'a> Worker<'a> {
         match linked {
             Ok(()) => run.progress.done(task.meta.kind),
             Err((fault, attempts)) => {
-                run.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+                let (source, target) = (task.source_path(), task.target_path());
+                run.completion.fail(&fault, &source, &target, attempts);
             }
         }
     }

@@ -41,12 +41,13 @@ pub(crate) struct NameTable {
 
 struct Table {
     names: Names,
-    state: Mutex<State>,
+    state: Mutex<TableContents>,
     /// For reading.
     file: File,
 }
 
-struct State {
+/// What writing needs: the writer, and where names are in the table.
+struct TableContents {
     writer: Writer,
     /// Files that were free when they were taken out: a program may have them open. Of others that is not known any more
     /// where there are too many.
@@ -56,7 +57,7 @@ struct State {
     places: HashMap<u64, usize, foldhash::fast::RandomState>,
 }
 
-impl State {
+impl TableContents {
     fn put_name(&mut self, dir: Ino, name: &[u8], ino: Ino) {
         if let Some(place) = self.writer.put_name(dir.0, name, ino.0) {
             if self.places.len() >= PLACES_MAX {
@@ -115,7 +116,7 @@ fn make() -> Result<Table> {
     // SAFETY: fresh memory, that this process alone writes.
     let writer = unsafe { Writer::begin(address.cast()) };
     let names = writer.names();
-    let state = State {
+    let state = TableContents {
         writer,
         doubtful: HashSet::default(),
         all_doubtful: false,

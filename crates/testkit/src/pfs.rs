@@ -40,7 +40,7 @@ pub enum Air {
 
 /// How the file system behaves now, and what is to come.
 #[derive(Debug, Default)]
-struct State {
+struct Forecast {
     air: Air,
     /// After so many more bytes of data it becomes this.
     next: Option<(u64, Air)>,
@@ -78,12 +78,12 @@ pub const ALIGNED_BYTES: u64 = 1 << 20;
 /// Shared between the test and the thread that serves.
 #[derive(Debug, Default)]
 pub struct Weather {
-    state: Mutex<State>,
+    state: Mutex<Forecast>,
     changed: Condvar,
 }
 
 impl Weather {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Forecast> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -51,7 +51,8 @@ struct Server {
     identity: String,
 }
 
-struct State {
+/// What runs: servers and mounts.
+struct ServedParts {
     servers: Mutex<Vec<Server>>,
     mounts: Mutex<Vec<Mount>>,
     ended: Mutex<bool>,
@@ -64,7 +65,7 @@ pub struct Served {
     base: PathBuf,
     /// Has the directory that a cache shows.
     pfs: PathBuf,
-    state: Arc<State>,
+    state: Arc<ServedParts>,
     starter: procs::Starter,
 }
 
@@ -101,7 +102,7 @@ impl Served {
             tcp: tcp(at),
             identity: String::new(),
         });
-        let state = Arc::new(State {
+        let state = Arc::new(ServedParts {
             servers: Mutex::new(servers.collect()),
             mounts: Mutex::default(),
             ended: Mutex::new(false),
@@ -516,7 +517,7 @@ impl Served {
     }
 }
 
-impl State {
+impl ServedParts {
     /// Kills every process that is still there.
     fn kill_all(&self) {
         let servers = self.servers.lock().ok();

@@ -34,7 +34,7 @@ use super::drain::DrainList;
 use super::drain::policies::Policies;
 use super::nodes::{Nodes, Whereabouts};
 use super::parts::Parts;
-use super::pfs::{Key, Pfs};
+use super::pfs::{Key, PfsDir};
 use forebay_interfaces::peers::Peers;
 use forebay_proto::net::frame;
 use forebay_proto::net::servers::{Question, Reply};
@@ -207,7 +207,7 @@ pub struct Ownership {
     /// The other servers of a cache whose data is spread over several.
     data_servers: Option<DataServers>,
     nodes: Arc<Nodes>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     policies: Arc<Policies>,
     drain_list: Arc<DrainList>,
 }

@@ -6,7 +6,7 @@ use super::super::attrs::Attributes;
 use super::super::nodes::Nodes;
 use super::super::own_change::OwnChanges;
 use super::super::parts::Parts;
-use super::super::pfs::{Pfs, proc_path};
+use super::super::pfs::{PfsDir, proc_path};
 use super::super::pfs_inodes::PfsInodes;
 use super::super::pfs_leftovers::PfsLeftovers;
 use super::super::record_store::RecordStore;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// Answers other servers and mounts.
 pub struct PeerService {
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     ownership: Arc<Ownership>,
     inodes: Arc<PfsInodes>,

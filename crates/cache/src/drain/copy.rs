@@ -14,8 +14,8 @@ use super::super::file::CacheFile;
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::parts::Parts;
-use super::super::pfs::Pfs;
-use super::super::record::State;
+use super::super::pfs::PfsDir;
+use super::super::record::SyncState;
 use super::DrainList;
 use super::foreground::{Foreground, Turn};
 use super::{Failed, failed, lost};
@@ -89,7 +89,7 @@ fn without<'a>(holes: &HashSet<usize>, data: &'a [u8]) -> Vec<(u64, &'a [u8])> {
 /// Copies blocks to PFS files, and verifies them.
 pub(super) struct Copier {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     counters: Arc<Counters>,
     drain_list: Arc<DrainList>,
     foreground: Arc<Foreground>,
@@ -124,7 +124,7 @@ impl Copier {
         let mut at = 0;
         let mut turn = Turn::begin();
         // A person has decided about a conflict, and waits.
-        let is_waited_for = file.state.lock().record.state == State::Conflict;
+        let is_waited_for = file.state.lock().record.state == SyncState::Conflict;
         while at < blocks.len() {
             let most = (PIECE_BYTES / BLOCK_BYTES) as usize;
             let run = blocks[at..]

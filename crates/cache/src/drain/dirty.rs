@@ -8,7 +8,7 @@ use super::super::data_servers::Ownership;
 use super::super::file::{CacheFile, FileState};
 use super::super::nodes::Nodes;
 use super::super::parts::Parts;
-use super::super::record::State;
+use super::super::record::SyncState;
 use super::policies::Policies;
 use super::{DrainList, age};
 use forebay_policy::when::{IDLE_DEFAULT, When};
@@ -74,12 +74,12 @@ impl DirtyFiles {
             let may_drain = {
                 let state = file.state.lock();
                 match (&state.record.state, &state.record.failure) {
-                    (State::Conflict, _) => false,
+                    (SyncState::Conflict, _) => false,
                     _ if state.is_lost() => {
                         last = Some(Errno::EIO);
                         false
                     }
-                    (State::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
+                    (SyncState::Failed, Some(failure)) if !Errno(failure.errno).is_transient() => {
                         last = Some(Errno(failure.errno));
                         false
                     }

@@ -3,7 +3,7 @@
 //! Called by the workers of the drain for what is next in the list, and by `sums` for a quiet moment.
 
 use super::super::file::CacheFile;
-use super::super::record::State;
+use super::super::record::SyncState;
 use super::Drainer;
 use super::foreground::age_of;
 use forebay_policy::Moment;
@@ -47,7 +47,7 @@ impl Drainer {
                 last_write: self.origin.moment(state.last_write),
                 opens: state.opens,
                 kernel_writes: state.may_kernel_write(),
-                needs_decision: state.record.state == State::Conflict || state.is_lost(),
+                needs_decision: state.record.state == SyncState::Conflict || state.is_lost(),
             }
         };
         let policy = self.policies.policy_of(file.number());

@@ -30,7 +30,7 @@ use super::nodes::Nodes;
 use super::notifier::Notifier;
 use super::parts::Parts;
 use super::pfs_leftovers::PfsLeftovers;
-use super::record::{Failure, State};
+use super::record::{Failure, SyncState};
 use super::record_store::RecordStore;
 use super::space::Space;
 use super::stack::Stack;
@@ -524,7 +524,7 @@ impl Drainer {
         };
         tracing::warn!(path = %state.record.path, errno = %error.errno, what = error.what, tries, "not drained");
         let saved = state.save(&self.flash, file, |record| {
-            record.state = State::Failed;
+            record.state = SyncState::Failed;
             record.failure = Some(failure);
         });
         drop(state);

@@ -5,7 +5,7 @@
 use super::super::file::CacheFile;
 use super::super::flash::Flash;
 use super::super::nodes::Nodes;
-use super::super::pfs::{Key, Pfs};
+use super::super::pfs::{Key, PfsDir};
 use super::DrainList;
 use forebay_policy::Origin;
 use forebay_policy::watermarks::Watermarks;
@@ -22,7 +22,7 @@ const POLICIES_MAX: usize = 4_096;
 /// The directories that have one.
 pub(crate) struct Policies {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     drain_list: Arc<DrainList>,
     /// The names are here: directories have nodes.
@@ -36,7 +36,7 @@ pub(crate) struct Policies {
 /// What policies look at.
 pub(crate) struct PolicyFacts {
     pub flash: Arc<Flash>,
-    pub pfs: Arc<Pfs>,
+    pub pfs: Arc<PfsDir>,
     pub nodes: Arc<Nodes>,
     pub drain_list: Arc<DrainList>,
     pub has_names: bool,

@@ -18,10 +18,10 @@ use super::super::moves::Moves;
 use super::super::nodes::Nodes;
 use super::super::parts::Parts;
 use super::super::paths::split;
-use super::super::pfs::{Key, Pfs, PfsStat, errno};
+use super::super::pfs::{Key, PfsDir, PfsStat, errno};
 use super::super::pfs_leftovers::PfsLeftovers;
 use super::super::publishing::Publishing;
-use super::super::record::{Base, Draining, Owner, Record, State};
+use super::super::record::{Base, Draining, Owner, Record, SyncState};
 use super::super::record_store::RecordStore;
 use super::super::space::Space;
 use super::super::stack::Stack;
@@ -76,7 +76,7 @@ fn to_drain(entry: &Entry) -> bool {
 /// Brings dirty files to the PFS.
 pub(super) struct Publisher {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     counters: Arc<Counters>,
     clocks: Arc<Clocks>,
@@ -529,9 +529,9 @@ impl Publisher {
                 record.key = stat.key;
                 record.base = Base::of(stat);
                 record.draining = None;
-                if record.state == State::Conflict {
+                if record.state == SyncState::Conflict {
                     // Ours has taken the place of theirs, as it was decided.
-                    record.state = State::Dirty;
+                    record.state = SyncState::Dirty;
                     record.failure = None;
                 }
             });
@@ -593,7 +593,7 @@ impl Publisher {
         let end = |record: &mut Record| {
             record.failure = None;
             record.verified = how;
-            record.state = if left { State::Dirty } else { State::Clean };
+            record.state = if left { SyncState::Dirty } else { SyncState::Clean };
         };
         // Who is told that it is clean may rely on it: flash may have older data than the PFS now, which a
         // power cut must not bring back.

@@ -17,10 +17,10 @@ use super::super::nodes::Nodes;
 use super::super::notifier::Notifier;
 use super::super::parts::Parts;
 use super::super::paths::{joined, split};
-use super::super::pfs::{Pfs, PfsStat, errno};
+use super::super::pfs::{PfsDir, PfsStat, errno};
 use super::super::pfs_leftovers::PfsLeftovers;
 use super::super::publishing::Publishing;
-use super::super::record::{Base, Draining, Record, State};
+use super::super::record::{Base, Draining, Record, SyncState};
 use super::super::record_store::RecordStore;
 use super::super::space::Space;
 use super::super::stack::Stack;
@@ -93,7 +93,7 @@ pub fn why_not_resolved(what: &str, path: &Path, errno: Errno) -> ControlError {
 /// Ends conflicts.
 pub(crate) struct Conflicts {
     flash: Arc<Flash>,
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
     nodes: Arc<Nodes>,
     drain_list: Arc<DrainList>,
     notifier: Arc<Notifier>,
@@ -174,7 +174,7 @@ impl Conflicts {
                 Keep::Ours | Keep::Both => Err(Errno::ENODATA),
             };
         }
-        if file.state.lock().record.state != State::Conflict {
+        if file.state.lock().record.state != SyncState::Conflict {
             return Err(Errno::EINVAL);
         }
         if keep != Keep::Ours {
@@ -256,7 +256,7 @@ impl Conflicts {
         self.here_is_dirty(file, |record| {
             record.base = Base { young: false, ..Base::of(stat) };
             record.fetch_limit = record.fetch_limit.min(stat.size);
-            record.state = State::Dirty;
+            record.state = SyncState::Dirty;
             record.failure = None;
             record.draining = None;
         })?;
@@ -343,7 +343,7 @@ impl Conflicts {
             record.base = Base::of(&stat);
             record.fetch_limit = 0;
             record.whole = true;
-            record.state = State::Dirty;
+            record.state = SyncState::Dirty;
             record.failure = None;
             record.draining = None;
         })?;

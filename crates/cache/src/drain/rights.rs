@@ -6,7 +6,7 @@
 use super::super::attrs::grown;
 use super::super::file::CacheFile;
 use super::super::parts::Parts;
-use super::super::pfs::{Pfs, PfsStat, errno, proc_path};
+use super::super::pfs::{PfsDir, PfsStat, errno, proc_path};
 use super::super::record::Owner;
 use super::publish::Found;
 use super::{Failed, failed};
@@ -40,7 +40,7 @@ pub(super) fn as_writer<T>(
 
 /// PFS files that a drain writes to: their size, owner and rights.
 pub(super) struct Targets {
-    pfs: Arc<Pfs>,
+    pfs: Arc<PfsDir>,
 }
 
 impl Targets {

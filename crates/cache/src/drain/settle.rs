@@ -13,7 +13,7 @@ use super::super::flash::Flash;
 use super::super::lost::Losses;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::parts::Parts;
-use super::super::record::State;
+use super::super::record::SyncState;
 use super::DrainList;
 use super::foreground::{Foreground, Turn};
 use forebay_proto::{Errno, Result};
@@ -120,13 +120,14 @@ impl Settler {
         }
         if state.locals > 0 {
             // After a failure or a conflict a drain is to find out what is so now.
-            let is_plain = state.record.state == State::Dirty && state.record.draining.is_none();
+            let is_plain =
+                state.record.state == SyncState::Dirty && state.record.draining.is_none();
             return Ok(is_plain.then_some(Settled::OpenAndUntouched));
         }
         state.clean_unsynced = true;
         state.save(&self.flash, file, |record| {
             record.whole = false;
-            record.state = State::Clean;
+            record.state = SyncState::Clean;
         })?;
         state.at_open = None;
         Ok(Some(Settled::Known))

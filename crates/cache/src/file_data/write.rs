@@ -8,7 +8,7 @@
 use super::super::file::{CacheFile, FileState};
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
-use super::super::record::State;
+use super::super::record::SyncState;
 use super::FileData;
 use forebay_policy::room::Waiter;
 use forebay_proto::activity::{ActivityKind, Stall};
@@ -211,13 +211,13 @@ impl FileData {
             return Err(Errno::ESTALE);
         }
         state.last_write = Instant::now();
-        if state.record.state == State::Clean {
+        if state.record.state == SyncState::Clean {
             state.sync_clean(&self.flash, file)?;
             let writer = state.writer.clone();
             let path = self.nodes.path(file.number()).ok();
             let since_s = forebay_proto::Timestamp::now().sec;
             state.save(&self.flash, file, |record| {
-                record.state = State::Dirty;
+                record.state = SyncState::Dirty;
                 record.dirty_since_s = Some(since_s);
                 record.writer = writer;
                 if let Some(path) = path {

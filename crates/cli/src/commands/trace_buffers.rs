@@ -103,14 +103,15 @@ pub struct Watch {
 struct Shared {
     dir: PathBuf,
     run: String,
-    state: Mutex<State>,
+    state: Mutex<WatchedMounts>,
     /// The command has ended.
     ended: Condvar,
     /// The thread of a mount has nothing more to do.
     finished: Condvar,
 }
 
-struct State {
+/// The mounts that are watched, and what went wrong.
+struct WatchedMounts {
     /// When the command ended.
     ended: Option<Instant>,
     /// Mounts whose threads have not finished.
@@ -158,7 +159,7 @@ impl Buffers {
     /// Writes on from here in threads. The command must have been started: this process has one thread until then.
     pub fn watch(self) -> Watch {
         let Buffers { dir, run, mounts, late, looked_at, problems } = self;
-        let state = State { ended: None, watched: Vec::new(), problems };
+        let state = WatchedMounts { ended: None, watched: Vec::new(), problems };
         let state = Mutex::new(state);
         let (ended, finished) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { dir, run, state, ended, finished });

@@ -64,12 +64,13 @@ const ANSWER_WAIT: Duration = Duration::from_secs(5);
 pub struct Ending {
     /// Held while a request unmounts.
     turn: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<EndingState>,
     changed: Condvar,
 }
 
+/// How far the end has come.
 #[derive(Default)]
-struct State {
+struct EndingState {
     /// Asked for by `forebay umount`: keep the buffer or not.
     keep: Option<bool>,
     /// By force: nobody is waited for as long as else.
@@ -89,11 +90,11 @@ struct State {
 }
 
 impl Ending {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EndingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut EndingState)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
@@ -145,7 +146,7 @@ impl Mount {
     fn wait_for_copies(&self) {
         let mut pause = COPIES_FIRST;
         loop {
-            let goes_on = |state: &mut State| !state.session_over && !state.force;
+            let goes_on = |state: &mut EndingState| !state.session_over && !state.force;
             let waited = self.ending.changed.wait_timeout_while(self.ending.lock(), pause, goes_on);
             if !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
                 return;

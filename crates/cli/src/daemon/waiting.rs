@@ -52,10 +52,11 @@ pub fn describe(servers: &[ServerSeen], told: Option<&str>, patience: Duration) 
 
 /// What other servers say of those that do not answer.
 #[derive(Clone, Default)]
-pub struct Reasons(Arc<Mutex<State>>);
+pub struct Reasons(Arc<Mutex<LatestReason>>);
 
+/// What was said last, and when it was asked.
 #[derive(Default)]
-struct State {
+struct LatestReason {
     is_asking: bool,
     asked_at: Option<Instant>,
     said: Option<(Instant, String)>,

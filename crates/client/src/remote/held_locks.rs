@@ -48,8 +48,9 @@ impl Owner {
 /// Ranges by owner; those of one do not overlap, and there are no empty lists.
 type Ranges = HashMap<Owner, Vec<LockSpec>>;
 
+/// The locks that this mount holds, and those that it has lost.
 #[derive(Default)]
-struct State {
+struct LockRanges {
     held: Ranges,
     lost: Ranges,
 }
@@ -61,7 +62,7 @@ pub(super) struct Losses(u64);
 /// The locks of one mount.
 #[derive(Default)]
 pub(super) struct HeldLocks {
-    state: Mutex<State>,
+    state: Mutex<LockRanges>,
     /// Owners that hold or lost something: most mounts have none, and look no further.
     owners: AtomicUsize,
     losses: AtomicU64,
@@ -101,7 +102,7 @@ impl HeldLocks {
         let _same = self.keeper.set(Arc::downgrade(keeper));
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut LockRanges) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
         self.owners.store(state.held.len() + state.lost.len(), Ordering::Release);
@@ -180,7 +181,7 @@ impl HeldLocks {
         if self.has_none() {
             return Ok(());
         }
-        let has_lost = |state: &State| state.lost.keys().any(|owner| owner.may_be(ino, user));
+        let has_lost = |state: &LockRanges| state.lost.keys().any(|owner| owner.may_be(ino, user));
         let state = self.state.lock();
         if has_lost(&state) {
             return Err(Errno::EIO);

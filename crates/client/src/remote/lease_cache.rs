@@ -29,8 +29,9 @@ pub(super) struct Mark(u64);
 /// Most names of directories that this mount made. Beyond, absent names are asked for.
 const MAX_OWN_NAMES: usize = 1 << 20;
 
+/// What is leased, and what is known by that.
 #[derive(Default)]
-struct State {
+struct LeasedItems {
     recalls: u64,
     names: HashSet<Ino>,
     attrs: HashSet<Ino>,
@@ -47,7 +48,7 @@ struct State {
     over: u64,
 }
 
-impl State {
+impl LeasedItems {
     fn drop_names(&mut self, dir: Ino) {
         self.names.remove(&dir);
         if let Some(names) = self.own.remove(&dir) {
@@ -58,7 +59,7 @@ impl State {
 
 /// The leases of one session.
 pub(super) struct LeaseCache {
-    state: Mutex<State>,
+    state: Mutex<LeasedItems>,
     hasher: RandomState,
     notify: RwLock<Option<Arc<dyn Notify>>>,
     /// The kernel can drop all names at once.

@@ -84,8 +84,9 @@ struct Own {
 /// published, and so is what is not published any more.
 static PUBLICATIONS: AtomicU64 = AtomicU64::new(0);
 
+/// The log of this process, and what of it is not published.
 #[derive(Default)]
-struct State {
+struct UnpublishedWrites {
     own: Option<Own>,
     /// What is not published.
     extents: Extents,
@@ -99,7 +100,7 @@ struct State {
     updates: Updates,
 }
 
-impl State {
+impl UnpublishedWrites {
     /// Notes that nothing is left to be published.
     fn set_published(&mut self) {
         PUBLICATIONS.fetch_add(1, Ordering::AcqRel);
@@ -117,7 +118,7 @@ impl State {
 /// A file in logs that is open here, or was.
 #[derive(Default)]
 struct LogFile {
-    state: Mutex<State>,
+    state: Mutex<UnpublishedWrites>,
     /// No program has it open any more.
     closed: AtomicBool,
     /// Logs of this node's servers, for reading; `None`: that server gives none.
@@ -319,7 +320,7 @@ impl Logs {
 
     /// After a write: publishes what has become much, and at once what was written back. What cannot be published now is in the
     /// log, and is published later.
-    fn publish_written(&self, ino: Ino, state: &mut State, (from, to): (u64, u64)) {
+    fn publish_written(&self, ino: Ino, state: &mut UnpublishedWrites, (from, to): (u64, u64)) {
         let much = state.own.as_ref().is_some_and(|own| own.end - own.published >= MUCH_BYTES);
         let much = much || state.extents.len() >= MANY_EXTENTS;
         let also = match state.updates.take(from, to) {
@@ -333,7 +334,7 @@ impl Logs {
         }
     }
 
-    fn publish_durably(&self, ino: Ino, state: &mut State) -> Result<()> {
+    fn publish_durably(&self, ino: Ino, state: &mut UnpublishedWrites) -> Result<()> {
         let Some(own) = &state.own else { return Ok(()) };
         if state.extents.is_empty() && own.end == 0 {
             return Ok(());
@@ -405,7 +406,7 @@ impl Logs {
 
     /// In a session that is new or may have ended: asks whether the server still waits for this log, and false if not. What was
     /// not published stays so, unless the server has ended the log or read from it.
-    fn go_on(&self, ino: Ino, state: &mut State) -> Result<bool> {
+    fn go_on(&self, ino: Ino, state: &mut UnpublishedWrites) -> Result<bool> {
         let Some(own) = &mut state.own else { return Ok(true) };
         let inode_server = self.servers.of(ino)?;
         let generation = inode_server.generation();
@@ -446,8 +447,8 @@ impl Logs {
     }
 
     /// See [`Outcome`]. Asks the server also if there is nothing to publish, in a new session.
-    fn publish_some(&self, ino: Ino, state: &mut State, also: Also) -> Result<Outcome> {
-        let State { own: Some(own), extents, written, newest_ns, .. } = state else {
+    fn publish_some(&self, ino: Ino, state: &mut UnpublishedWrites, also: Also) -> Result<Outcome> {
+        let UnpublishedWrites { own: Some(own), extents, written, newest_ns, .. } = state else {
             return Ok(Outcome::Published);
         };
         let inode_server = self.servers.of(ino)?;

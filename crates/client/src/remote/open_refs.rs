@@ -15,8 +15,9 @@ use std::time::Duration;
 const GATHER: Duration = Duration::from_millis(2);
 const GATHER_LONGEST: Duration = Duration::from_millis(32);
 
+/// What the kernel holds, and what it has given back.
 #[derive(Default)]
-struct State {
+struct RefCounts {
     references: HashMap<Ino, u64>,
     opens: HashMap<Ino, u64>,
     /// Of a cache: opens of files that the server reads and writes.
@@ -35,7 +36,7 @@ struct State {
 /// The table; as large as the kernel's.
 #[derive(Default)]
 pub(super) struct OpenRefs {
-    state: Mutex<State>,
+    state: Mutex<RefCounts>,
     given_back: Condvar,
 }
 
@@ -49,7 +50,7 @@ pub(super) struct GivenBack {
     pub(super) closes: Vec<(Ino, u64)>,
 }
 
-impl State {
+impl RefCounts {
     fn nothing_to_tell(&self) -> bool {
         self.forgets.is_empty() && self.releases.is_empty() && self.closes.is_empty()
     }

@@ -19,15 +19,16 @@ struct File {
     due: Instant,
 }
 
+/// What is in the list, and whether its thread is to end.
 #[derive(Default)]
-struct State {
+struct LingeringFiles {
     files: Vec<File>,
     stop: bool,
 }
 
 /// The list. Bounded by what was given out.
 pub(super) struct Lingers {
-    state: Mutex<State>,
+    state: Mutex<LingeringFiles>,
     wake: Condvar,
 }
 

@@ -3,7 +3,7 @@
 
 use super::place::Place;
 use crate::Mover;
-use crate::engine::{CANCEL_WAIT_MAX, Plan, Shared, State, plan_error};
+use crate::engine::{CANCEL_WAIT_MAX, Plan, PlanTable, Shared, plan_error};
 use forebay_proto::control::{ControlError, Direction, StageKind, StageSpec};
 use forebay_proto::{Caller, Errno, PlanId};
 use std::time::Instant;
@@ -25,7 +25,7 @@ pub(crate) fn check_commit(spec: &StageSpec) -> Result<(), ControlError> {
     Err(error)
 }
 
-impl State {
+impl PlanTable {
     /// The next plan that may run: commits to one place take turns, in the order of their numbers.
     pub(crate) fn next_in_turn(&mut self) -> Option<PlanId> {
         let place = |plan: &Plan| plan.commit.as_ref().map(|commit| commit.place.path.clone());

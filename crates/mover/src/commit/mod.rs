@@ -16,7 +16,9 @@ mod remove;
 mod seal;
 
 pub(super) use end::check_commit;
+use place::CommitSite;
 pub(super) use place::Place;
+use seal::Sealer;
 
 use super::fault::{Fault, Outcome, Sort, Where};
 use super::journal::Record;
@@ -31,7 +33,6 @@ use forebay_proto::control::{PathBytes, PlanState};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Pause before a PFS that is away is asked again whether a tree is published.
@@ -114,125 +115,158 @@ impl Commit {
     }
 }
 
-impl Run {
-    /// Runs a commit to its end or until it is stopped. `None`: to be resumed.
-    pub(super) fn run_commit(&self, commit: &Commit) -> Option<PlanState> {
-        let outcome = self.identity.adopt_thread().map_err(Fault::source("take identity"));
-        let outcome = outcome.and_then(|()| self.to_publication(commit));
-        if let Err(fault) = &outcome {
-            self.fail(fault, self.source_path(), &commit.place.path, 1);
+/// The phases of one run of a commit.
+pub(super) struct CommitRun<'a> {
+    run: &'a Run,
+    commit: &'a Commit,
+}
+
+impl<'a> CommitRun<'a> {
+    /// Of a run whose plan is this commit.
+    pub fn new(run: &'a Run, commit: &'a Commit) -> CommitRun<'a> {
+        CommitRun { run, commit }
+    }
+
+    /// Runs it to its end or until it is stopped. `None`: to be resumed.
+    pub fn run(&self) -> Option<PlanState> {
+        let run = self.run;
+        let outcome = run.request.identity.adopt_thread().map_err(Fault::source("take identity"));
+        if let Err(fault) = outcome.and_then(|()| self.to_publication()) {
+            self.fail(&fault);
         }
-        let stopped = self.pace.stopping();
-        match commit.phase() {
-            CommitPhase::Published => self.clean(commit),
+        let stopped = run.pace.stopping();
+        match self.commit.phase() {
+            CommitPhase::Published => self.clean(),
             // It may have its name or not, and nobody could be asked.
             CommitPhase::Publishing => match stopped {
                 Some(StopReason::Cancel) => Some(PlanState::Failed),
                 _ => None,
             },
             _ if stopped == Some(StopReason::Shutdown) => None,
-            _ => self.undo(commit, stopped == Some(StopReason::Cancel)),
+            _ => self.undo(stopped == Some(StopReason::Cancel)),
         }
     }
 
+    fn site(&self) -> CommitSite<'a> {
+        let (commit, pfs) = (self.commit, &self.run.pfs);
+        CommitSite { pfs, place: &commit.place, may_displace: commit.replace || commit.keep_old }
+    }
+
+    /// Tells the user of a failure of the commit as a whole.
+    fn fail(&self, fault: &Fault) {
+        let source = self.run.request.source_path();
+        self.run.completion.fail(fault, source, &self.commit.place.path, 1);
+    }
+
     /// From wherever it is until the tree has its name.
-    fn to_publication(&self, commit: &Commit) -> Outcome<()> {
-        let (by, old) = match self.past.commit.clone() {
+    fn to_publication(&self) -> Outcome<()> {
+        let (run, commit) = (self.run, self.commit);
+        let (by, old) = match run.past.commit.clone() {
             Some(CommitStep::Undoing { .. }) => {
-                for error in &self.past.errors {
-                    self.progress.failed(error.clone());
+                for error in &run.past.errors {
+                    run.progress.failed(error.clone());
                 }
                 commit.set(|status| status.phase = CommitPhase::Undoing);
                 return Ok(());
             }
             Some(CommitStep::Published { by, old }) => {
-                self.progress.scanned.store(true, Relaxed);
-                return self.told_published(commit, by, old.as_ref());
+                run.progress.scanned(true);
+                self.tell_published(by, old.as_ref());
+                return Ok(());
             }
             Some(CommitStep::Publishing { by, old }) => {
-                self.progress.scanned.store(true, Relaxed);
+                run.progress.scanned(true);
                 commit.set(|status| status.phase = CommitPhase::Publishing);
                 let _ = commit.exchanges.set(by != PublishedBy::Symlink);
-                match self.is_published_for_certain(commit)? {
+                match self.is_published_for_certain()? {
                     true => (by, old),
-                    false => self.publish(commit)?,
+                    false => self.publish()?,
                 }
             }
             begun @ (None | Some(CommitStep::OnFlash)) => {
                 if begun.is_none() {
                     self.put_source_on_flash()?;
                 }
-                self.copy_tree(commit)?;
-                self.publish(commit)?
+                self.copy_tree()?;
+                self.publish()?
             }
         };
-        self.keep_published(commit, by, old)
+        self.keep_published(by, old)
     }
 
     /// What the application wrote may be in memory only, and a power cut would leave a part of it, which the next
     /// server could not tell from the tree that was to be committed.
     fn put_source_on_flash(&self) -> Outcome<()> {
-        let what = "put the tree on flash";
-        if self.is_of_another_boot {
+        let (run, what) = (self.run, "put the tree on flash");
+        if run.request.is_of_another_boot {
             let why = "the node went down before all of the tree was on its flash, and a part may \
                        be missing; look at it, and commit it again";
             return Err(Fault::of(Sort::Refused, Where::Source, what, why));
         }
-        let _on_flash = self.pace.on_flash();
-        let synced = |_| self.tree.sync_all().map_err(Fault::source(what));
-        self.retrying(synced).map_err(|(fault, _)| fault)?;
-        self.journal.append_synced(Record::Commit(CommitStep::OnFlash))?;
+        let _on_flash = run.pace.on_flash();
+        let synced = |_| run.tree.sync_all().map_err(Fault::source(what));
+        run.retry.call(synced).map_err(|(fault, _)| fault)?;
+        run.journal.append_synced(Record::Commit(CommitStep::OnFlash))?;
         step("the tree of a commit is on flash");
         Ok(())
     }
 
     /// All files beside the place, sealed.
-    fn copy_tree(&self, commit: &Commit) -> Outcome<()> {
-        self.check_pfs()?;
-        self.remove_leftovers(commit);
-        self.retrying(|_| self.prepare_place(commit)).map_err(|(fault, _)| fault)?;
+    fn copy_tree(&self) -> Outcome<()> {
+        let (run, site) = (self.run, self.site());
+        run.watch.check()?;
+        self.remove_leftovers();
+        let by = run.retry.call(|_| site.prepare()).map_err(|(fault, _)| fault)?;
+        let _ = self.commit.exchanges.set(by != PublishedBy::Symlink);
         step("a commit has its directory beside the place");
-        self.sweep(self.past.dirs.iter().cloned().collect());
-        self.copy_all()?;
+        run.temps.sweep(&run.dirs.top(), run.past.dirs.iter().cloned().collect());
+        run.copy_all()?;
         self.no_failures()?;
-        self.make_links()?;
+        run.make_links()?;
         self.no_failures()?;
-        self.finish_dirs()?;
+        // What comes into the top has to come before its mode.
+        run.dirs.finish(|| self.seal())?;
         self.no_failures()?;
-        self.target.sync()?;
-        self.check_pfs()
+        run.target.sync()?;
+        run.watch.check()
+    }
+
+    fn seal(&self) -> Outcome<()> {
+        let run = self.run;
+        let sealer = Sealer {
+            request: &run.request,
+            place: &self.commit.place,
+            source: &*run.source,
+            pfs: &run.pfs,
+            journal: &run.journal,
+            progress: &run.progress,
+            pace: &run.pace,
+        };
+        run.retry.call(|_| sealer.seal()).map_err(|(fault, _)| fault)
     }
 
     /// Nothing is published of a tree that misses a file.
     fn no_failures(&self) -> Outcome<()> {
-        self.pace.check()?;
-        match self.progress.files_failed.load(Relaxed) {
+        self.run.pace.check()?;
+        match self.run.progress.files_failed() {
             0 => Ok(()),
             _ => Err(Fault::stopped()),
         }
     }
 
     /// The tree has its name: makes that durable, and puts it on record.
-    fn keep_published(
-        &self,
-        commit: &Commit,
-        by: PublishedBy,
-        old: Option<PathBytes>,
-    ) -> Outcome<()> {
-        self.until_answered(|| self.sync_parent(commit))?;
+    fn keep_published(&self, by: PublishedBy, old: Option<PathBytes>) -> Outcome<()> {
+        self.until_answered(|| self.site().sync_parent())?;
         step("the new tree has its name, durably");
-        self.journal
-            .append_synced(Record::Commit(CommitStep::Published { by, old: old.clone() }))?;
+        let published = CommitStep::Published { by, old: old.clone() };
+        self.run.journal.append_synced(Record::Commit(published))?;
         step("a commit is published on record");
-        self.told_published(commit, by, old.as_ref())
+        self.tell_published(by, old.as_ref());
+        Ok(())
     }
 
-    fn told_published(
-        &self,
-        commit: &Commit,
-        by: PublishedBy,
-        old: Option<&PathBytes>,
-    ) -> Outcome<()> {
+    fn tell_published(&self, by: PublishedBy, old: Option<&PathBytes>) {
+        let commit = self.commit;
         *commit.old_link.lock() = old.map(|old| old.as_bytes().to_vec());
         commit.place.displaced(by, old, commit);
         commit.set(|status| {
@@ -240,16 +274,15 @@ impl Run {
             status.by = Some(by);
             status.versioned = Some(PathBytes::new(&commit.place.versioned()));
         });
-        tracing::info!(plan = %self.plan, path = %PathBytes::new(&commit.place.path), ?by,
-            version = %commit.place.version, "commit published");
-        Ok(())
+        tracing::info!(plan = %self.run.request.plan, path = %PathBytes::new(&commit.place.path),
+            ?by, version = %commit.place.version, "commit published");
     }
 
     /// Asks the PFS whether the tree has its name, until it answers.
-    fn is_published_for_certain(&self, commit: &Commit) -> Outcome<bool> {
+    fn is_published_for_certain(&self) -> Outcome<bool> {
         self.until_answered(|| {
-            self.check_pfs()?;
-            self.is_published(commit)
+            self.run.watch.check()?;
+            self.site().is_published()
         })
     }
 
@@ -258,9 +291,9 @@ impl Run {
         loop {
             match step() {
                 Err(fault) if !fault.is_stop() => {
-                    tracing::warn!(plan = %self.plan, what = fault.what, errno = %fault.errno,
-                        "the PFS does not say whether the tree is published; asked again");
-                    self.pace.sleep(AWAY_PAUSE).map_err(|_| Fault {
+                    tracing::warn!(plan = %self.run.request.plan, what = fault.what,
+                        errno = %fault.errno, "the PFS does not say whether the tree is published; asked again");
+                    self.run.pace.sleep(AWAY_PAUSE).map_err(|_| Fault {
                         why: Some(format!(
                             "{}; whether the tree is published cannot be told: look there",
                             fault.errno
@@ -274,14 +307,15 @@ impl Run {
     }
 
     /// Removes what was displaced. The commit is done whatever comes of it.
-    fn clean(&self, commit: &Commit) -> Option<PlanState> {
-        let cleaned = self.retrying_unasked(|| self.clean_once(commit));
-        if self.pace.stopping() == Some(StopReason::Shutdown) && cleaned.is_err() {
+    fn clean(&self) -> Option<PlanState> {
+        let (run, commit) = (self.run, self.commit);
+        let cleaned = self.retrying_unasked(|| self.clean_once());
+        if run.pace.stopping() == Some(StopReason::Shutdown) && cleaned.is_err() {
             return None;
         }
         if let Err(fault) = cleaned {
             let left = PathBytes::new(&commit.place.staging_path);
-            tracing::warn!(plan = %self.plan, path = %left, errno = %fault.errno,
+            tracing::warn!(plan = %run.request.plan, path = %left, errno = %fault.errno,
                 "the tree that a commit displaced could not be removed");
             commit.set(|status| status.left = Some(left));
         }
@@ -289,13 +323,14 @@ impl Run {
     }
 
     /// Removes what was copied; the old tree is what it was.
-    fn undo(&self, commit: &Commit, cancelled: bool) -> Option<PlanState> {
-        let cancelled = match self.past.commit {
+    fn undo(&self, cancelled: bool) -> Option<PlanState> {
+        let (run, commit) = (self.run, self.commit);
+        let cancelled = match run.past.commit {
             Some(CommitStep::Undoing { cancelled }) => cancelled,
             _ => {
                 let record = Record::Commit(CommitStep::Undoing { cancelled });
-                if let Err(fault) = self.journal.append_synced(record) {
-                    self.fail(&fault, self.source_path(), &commit.place.path, 1);
+                if let Err(fault) = run.journal.append_synced(record) {
+                    self.fail(&fault);
                     return Some(PlanState::Failed);
                 }
                 step("a commit is given up on record");
@@ -303,8 +338,8 @@ impl Run {
             }
         };
         commit.set(|status| status.phase = CommitPhase::Undoing);
-        let undone = self.retrying_unasked(|| self.undo_once(commit));
-        if self.pace.stopping() == Some(StopReason::Shutdown) && undone.is_err() {
+        let undone = self.retrying_unasked(|| self.undo_once());
+        if run.pace.stopping() == Some(StopReason::Shutdown) && undone.is_err() {
             return None;
         }
         match undone {
@@ -316,7 +351,7 @@ impl Run {
                     fault.errno
                 );
                 let fault = Fault { why: Some(why), what: "remove what was copied", ..fault };
-                self.fail(&fault, self.source_path(), &commit.place.path, 1);
+                self.fail(&fault);
                 commit.set(|status| {
                     status.phase = CommitPhase::Undone;
                     status.left = Some(left);
@@ -335,14 +370,14 @@ impl Run {
                 // Not empty: another server that could not be told was still writing there.
                 Err(fault)
                     if (fault.is_retryable() || fault.errno == Errno::ENOTEMPTY)
-                        && attempt < self.spec.retries =>
+                        && attempt < self.run.request.spec.retries =>
                 {
                     attempt += 1;
                     std::thread::sleep(AGAIN_FIRST * (1 << attempt.min(AGAIN_DOUBLINGS)));
                 }
                 done => return done,
             }
-            if self.pace.stopping() == Some(StopReason::Shutdown) {
+            if self.run.pace.stopping() == Some(StopReason::Shutdown) {
                 return Err(Fault::stopped());
             }
         }

@@ -1,13 +1,15 @@
 //! Where a commit goes: the place (its parent directory and name), the directory beside it in which
 //! the tree is made, and what may be at the place before.
+//!
+//! Invariant: nothing at the place is changed here; what is made is beside it, in the commit's own names. Called by the commit's
+//! phases (`mod`) and by `publish`.
 
 use super::{Commit, refused};
-use crate::endpoint::Source;
+use crate::endpoint::{Source, Target};
 use crate::fault::{Fault, Outcome};
 use crate::meta::{Dir, Meta};
 use crate::paths::{join, split};
-use crate::pfs::{errno, fd};
-use crate::run::Run;
+use crate::pfs::{RequesterPfs, errno, fd};
 use forebay_proto::attr::FileKind;
 use forebay_proto::commit::{MANIFEST_NAME, PublishedBy, VERSION_PREFIX, is_version};
 use forebay_proto::control::PathBytes;
@@ -108,11 +110,19 @@ pub(super) enum There {
     Link(Vec<u8>),
 }
 
-impl Run {
+/// The place of one commit, and what is beside it, on the PFS.
+pub(super) struct CommitSite<'a> {
+    pub pfs: &'a RequesterPfs,
+    pub place: &'a Place,
+    /// A directory that no commit made may be removed, or is kept under another name.
+    pub may_displace: bool,
+}
+
+impl CommitSite<'_> {
     /// The directory that the place is in.
-    pub(super) fn parent_of(&self, commit: &Commit) -> Outcome<Dir> {
+    pub fn parent(&self) -> Outcome<Dir> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let opened = self.pfs.open_named(&commit.place.parent, flags);
+        let opened = self.pfs.open_named(&self.place.parent, flags);
         opened.map(|fd| Dir::Pfs(Arc::new(fd))).map_err(|errno| match errno {
             Errno::ENOENT => {
                 let why = "the directory that it goes into does not exist; make it first";
@@ -123,18 +133,18 @@ impl Run {
     }
 
     /// Looks at the place; refuses what a commit may not replace.
-    pub(super) fn there(&self, commit: &Commit, parent: &Dir) -> Outcome<There> {
+    pub fn there(&self, parent: &Dir) -> Outcome<There> {
         let what = "look at the place";
         let fault = Fault::target(what);
-        let name = &commit.place.name;
+        let name = &self.place.name;
         let found = match self.pfs.stat_at(parent, name) {
             Err(Errno::ENOENT) => return Ok(There::Nothing),
             found => found.map_err(&fault)?,
         };
         match found.kind {
             FileKind::Dir => {
-                if !(commit.replace || commit.keep_old) {
-                    self.must_be_of_a_commit(commit, parent)?;
+                if !self.may_displace {
+                    self.must_be_of_a_commit(parent)?;
                 }
                 Ok(There::Directory)
             }
@@ -159,9 +169,9 @@ impl Run {
 
     /// Refuses a directory with something in it that no commit made: a path that was meant to be longer must not
     /// cost what is there. With the place's directory.
-    fn must_be_of_a_commit(&self, commit: &Commit, parent: &Dir) -> Outcome<()> {
+    fn must_be_of_a_commit(&self, parent: &Dir) -> Outcome<()> {
         let what = "look at the directory that is there";
-        let name = &commit.place.name;
+        let name = &self.place.name;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let opened = self.pfs.open_at(parent, name, flags, Mode::empty());
         let there = Dir::Pfs(Arc::new(opened.map_err(Fault::target(what))?));
@@ -180,20 +190,20 @@ impl Run {
 
     /// Makes the directory beside the place, private until it is complete, and finds out how the
     /// tree can be published: what cannot be is refused before anything is copied.
-    pub(super) fn prepare_place(&self, commit: &Commit) -> Outcome<()> {
+    pub fn prepare(&self) -> Outcome<PublishedBy> {
         let fault = Fault::target("make directory");
-        let parent = match self.parent_of(commit) {
+        let parent = match self.parent() {
             Err(missing) if missing.errno == Errno::ENOENT => {
                 // A directory that is missing may be on the file system that is not there.
-                self.pfs.must_be_mounted_above(&commit.place.parent)?;
+                self.pfs.must_be_mounted_above(&self.place.parent)?;
                 return Err(missing);
             }
             parent => parent?,
         };
-        self.pfs.must_be_mounted(fd(&parent).map_err(&fault)?, &commit.place.parent)?;
-        let there = self.there(commit, &parent)?;
+        self.pfs.must_be_mounted(fd(&parent).map_err(&fault)?, &self.place.parent)?;
+        let there = self.there(&parent)?;
         {
-            let staging = &commit.place.staging;
+            let staging = &self.place.staging;
             let _acting = self.pfs.act("mkdir", staging).map_err(&fault)?;
             match rustix::fs::mkdirat(fd(&parent).map_err(&fault)?, staging, Mode::RWXU) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -201,14 +211,12 @@ impl Run {
             }
         }
         // An earlier run may have given it its final mode.
-        let staging = self.target.make_dir(&parent, &commit.place.staging)?;
-        let by = self.how(&staging, &there)?;
-        let _ = commit.exchanges.set(by != PublishedBy::Symlink);
-        Ok(())
+        let staging = self.pfs.make_dir(&parent, &self.place.staging)?;
+        self.how(&staging, &there)
     }
 
     /// How a tree can replace what is there.
-    pub(super) fn how(&self, staging: &Dir, there: &There) -> Outcome<PublishedBy> {
+    fn how(&self, staging: &Dir, there: &There) -> Outcome<PublishedBy> {
         let exchanges = match there {
             There::Link(_) => return Ok(PublishedBy::Symlink),
             _ => self.can_exchange(staging).map_err(Fault::target("try an exchange"))?,
@@ -255,14 +263,14 @@ impl Run {
     }
 
     /// Whether a directory of the PFS has this commit's tree in it.
-    pub(super) fn has_version(&self, commit: &Commit, path: &[u8]) -> Result<bool> {
+    pub fn has_version(&self, path: &[u8]) -> Result<bool> {
         let opened = self.pfs.open_named(path, OFlags::PATH | OFlags::DIRECTORY);
         let dir = match opened {
             Ok(fd) => Dir::Pfs(Arc::new(fd)),
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(false),
             Err(e) => return Err(e),
         };
-        match self.pfs.stat_at(&dir, &commit.place.version_link()) {
+        match self.pfs.stat_at(&dir, &self.place.version_link()) {
             Ok(Meta { kind, .. }) => Ok(kind == FileKind::Symlink),
             Err(Errno::ENOENT) => Ok(false),
             Err(e) => Err(e),

@@ -1,12 +1,14 @@
 //! The one step by which a tree gets its name.
+//!
+//! Invariant: the journal says how on flash before the name is given. Called by the commit's phases (`mod`).
 
-use super::place::There;
-use super::{Commit, CommitStep, refused};
+use super::place::{CommitSite, There};
+use super::{CommitRun, CommitStep, refused};
+use crate::endpoint::Target;
 use crate::fault::{Fault, Outcome};
 use crate::journal::Record;
 use crate::meta::Dir;
 use crate::pfs::{errno, fd};
-use crate::run::Run;
 use forebay_failpoint::step;
 use forebay_proto::Errno;
 use forebay_proto::commit::{CommitPhase, PublishedBy};
@@ -16,14 +18,15 @@ use rustix::fs::{AtFlags, RenameFlags};
 /// Attempts, where somebody else makes or removes the name at the same moment.
 const ATTEMPTS_MAX: u32 = 8;
 
-impl Run {
+impl CommitRun<'_> {
     /// Gives the tree its name. An error: it does not have it, for certain.
-    pub(super) fn publish(&self, commit: &Commit) -> Outcome<(PublishedBy, Option<PathBytes>)> {
+    pub(super) fn publish(&self) -> Outcome<(PublishedBy, Option<PathBytes>)> {
+        let (run, commit, site) = (self.run, self.commit, self.site());
         let mut attempt = 1;
         loop {
-            self.pace.check()?;
-            let parent = self.parent_of(commit)?;
-            let there = self.there(commit, &parent)?;
+            run.pace.check()?;
+            let parent = site.parent()?;
+            let there = site.there(&parent)?;
             let by = match (&there, commit.exchanges.get()) {
                 (There::Link(_), _) | (There::Nothing, Some(false)) => PublishedBy::Symlink,
                 (There::Nothing, _) => PublishedBy::Rename,
@@ -34,33 +37,30 @@ impl Run {
                 _ => None,
             };
             let publishing = CommitStep::Publishing { by, old: old.clone() };
-            self.journal.append_synced(Record::Commit(publishing))?;
+            run.journal.append_synced(Record::Commit(publishing))?;
             commit.set(|status| status.phase = CommitPhase::Publishing);
             step("a commit is to be published on record");
-            let done = self.give_name(commit, &parent, by, &there);
+            let done = site.give_name(&parent, by, &there);
             step("the new tree may have its name");
             let Err(fault) = done else { return Ok((by, old)) };
-            if self.is_published_for_certain(commit)? {
+            if self.is_published_for_certain()? {
                 return Ok((by, old));
             }
             commit.set(|status| status.phase = CommitPhase::Copying);
             let moved = matches!(fault.errno, Errno::ENOENT | Errno::EEXIST | Errno::ENOTDIR);
-            if !(moved || fault.is_retryable()) || attempt >= ATTEMPTS_MAX.max(self.spec.retries) {
+            let attempts_max = ATTEMPTS_MAX.max(run.request.spec.retries);
+            if !(moved || fault.is_retryable()) || attempt >= attempts_max {
                 return Err(fault);
             }
             attempt += 1;
-            self.pace.sleep(super::AWAY_PAUSE / 10)?;
+            run.pace.sleep(super::AWAY_PAUSE / 10)?;
         }
     }
+}
 
-    fn give_name(
-        &self,
-        commit: &Commit,
-        parent: &Dir,
-        by: PublishedBy,
-        there: &There,
-    ) -> Outcome<()> {
-        let place = &commit.place;
+impl CommitSite<'_> {
+    fn give_name(&self, parent: &Dir, by: PublishedBy, there: &There) -> Outcome<()> {
+        let place = self.place;
         let what = match by {
             PublishedBy::Rename => "rename",
             PublishedBy::Exchange => "exchange",
@@ -100,18 +100,17 @@ impl Run {
 
     /// Whether the tree has its name. It had it also if another commit has displaced it since:
     /// then it is not beside the place any more, and nobody else removes it from there.
-    pub(super) fn is_published(&self, commit: &Commit) -> Outcome<bool> {
+    pub fn is_published(&self) -> Outcome<bool> {
         let fault = Fault::target("look for the new tree");
-        if self.has_version(commit, &commit.place.path).map_err(&fault)? {
+        if self.has_version(&self.place.path).map_err(&fault)? {
             return Ok(true);
         }
-        let beside = self.has_version(commit, &commit.place.staging_path).map_err(&fault)?;
+        let beside = self.has_version(&self.place.staging_path).map_err(&fault)?;
         Ok(!beside)
     }
 
     /// Puts the names in the place's directory on stable storage.
-    pub(super) fn sync_parent(&self, commit: &Commit) -> Outcome<()> {
-        let parent = self.parent_of(commit)?;
-        self.target.fsync_dir(&parent)
+    pub fn sync_parent(&self) -> Outcome<()> {
+        self.pfs.fsync_dir(&self.parent()?)
     }
 }

@@ -3,15 +3,18 @@
 //!
 //! The manifest lists what *is* in the tree: it is walked, and each file must be one that the journal
 //! has with the same inode and size. A file that was copied and is not found, or is found and was
-//! not copied, ends the commit. Format: docs/internals/COMMIT.md.
+//! not copied, ends the commit. Format: docs/internals/COMMIT.md. Called by the commit's phases (`mod`).
 
+use super::place::Place;
 use super::{COMMIT_FILES_MAX, Commit, refused};
-use crate::endpoint::Source;
+use crate::endpoint::{Source, Target};
 use crate::fault::{Fault, Outcome, Sort, Where};
-use crate::journal::{Finished, Version};
+use crate::journal::{Finished, Journal, Version};
 use crate::meta::{Dir, Meta};
-use crate::pfs::{errno, fd};
-use crate::run::Run;
+use crate::pfs::{RequesterPfs, errno, fd};
+use crate::progress::Progress;
+use crate::request::PlanRequest;
+use crate::stop::Pace;
 use forebay_failpoint::step;
 use forebay_proto::Errno;
 use forebay_proto::attr::FileKind;
@@ -24,7 +27,6 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 const WHAT: &str = "write manifest";
 
@@ -93,11 +95,22 @@ struct Frame {
     names: std::vec::IntoIter<Vec<u8>>,
 }
 
-impl Run {
+/// Seals the tree of one commit.
+pub(super) struct Sealer<'a> {
+    pub request: &'a PlanRequest,
+    pub place: &'a Place,
+    pub source: &'a dyn Source,
+    pub pfs: &'a RequesterPfs,
+    pub journal: &'a Journal,
+    pub progress: &'a Progress,
+    pub pace: &'a Pace,
+}
+
+impl Sealer<'_> {
     /// Seals the tree; the attributes of its top come after.
-    pub(crate) fn seal(&self, commit: &Commit) -> Outcome<()> {
+    pub fn seal(&self) -> Outcome<()> {
         self.pace.check()?;
-        if self.progress.files_failed.load(Relaxed) > 0 {
+        if self.progress.files_failed() > 0 {
             return Err(Fault::stopped());
         }
         let mut copied = Copied { sources: HashMap::new(), targets: HashMap::new() };
@@ -107,29 +120,20 @@ impl Run {
         })?;
         self.recheck_source(&copied)?;
         step("the source of a commit was looked at again");
-        let top = self.target.reopen(&commit.place.staging_path, b"")?;
-        self.write_manifest(commit, &top, &copied)?;
+        let top = Target::reopen(self.pfs, &self.place.staging_path, b"")?;
+        self.write_manifest(&top, &copied)?;
         step("a commit has its manifest");
-        self.make_version_link(commit, &top)?;
+        self.make_version_link(&top)?;
         step("a commit has its versioned name");
         Ok(())
-    }
-
-    /// Fails if more files are found than a commit may have.
-    pub(crate) fn room_for_one_more(&self) -> Outcome<()> {
-        if self.commit.is_none() || self.progress.files_total.load(Relaxed) < COMMIT_FILES_MAX {
-            return Ok(());
-        }
-        let why = format!("a commit may have {COMMIT_FILES_MAX} files; commit parts of the tree");
-        Err(Fault::of(Sort::Refused, Where::Source, "walk source", why))
     }
 
     /// Every file must still be what was copied, and none may have come or gone: then there was
     /// a moment at which the source was exactly what is published.
     fn recheck_source(&self, copied: &Copied) -> Outcome<()> {
         let inodes: HashSet<u64> = copied.sources.values().map(|version| version.ino).collect();
-        let source = &self.source;
-        let dir = source.top(self.source_path())?;
+        let source = self.source;
+        let dir = source.top(self.request.source_path())?;
         let names = source.list(&dir)?.into_iter();
         let mut frames = vec![Frame { rel: Vec::new(), dir, names }];
         let mut found = 0;
@@ -162,13 +166,13 @@ impl Run {
                 }
             }
         }
-        if found != self.progress.files_total.load(Relaxed) {
+        if found != self.progress.files_total() {
             return Err(Fault::changed("files came or went"));
         }
         Ok(())
     }
 
-    fn write_manifest(&self, commit: &Commit, top: &Dir, copied: &Copied) -> Outcome<()> {
+    fn write_manifest(&self, top: &Dir, copied: &Copied) -> Outcome<()> {
         let fault = Fault::target(WHAT);
         let io = |e: std::io::Error| fault(Errno::from_io(&e));
         let file = {
@@ -189,9 +193,9 @@ impl Run {
         let mut out = Summed { to, digest: Crc32c::new() };
         let head = Head {
             forebay_manifest: MANIFEST_FORMAT,
-            version: &commit.place.version,
-            source: PathBytes::in_buffer(&self.buffer_prefix, self.source_path()),
-            verified: self.spec.verify,
+            version: &self.place.version,
+            source: self.request.shown_in_buffer(self.request.source_path()),
+            verified: self.request.spec.verify,
         };
         put(&mut out, &head).map_err(io)?;
         let (entries, files, bytes) = self.list_tree(top, copied, &mut out)?;
@@ -203,7 +207,7 @@ impl Run {
         out.to.flush().map_err(io)?;
         drop(out);
         rustix::fs::fsync(&file).map_err(|e| fault(errno(e)))?;
-        if self.spec.verify == Verify::Medium {
+        if self.request.spec.verify == Verify::Medium {
             let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         }
         match crc_of(file).map_err(io)? == whole {
@@ -259,7 +263,7 @@ impl Run {
                 frames.push(self.frame(path, dir)?);
             }
         }
-        if entries != self.progress.files_total.load(Relaxed) {
+        if entries != self.progress.files_total() {
             return Err(strange(b"."));
         }
         Ok((entries, files, bytes))
@@ -271,14 +275,25 @@ impl Run {
         Ok(Frame { rel, dir, names: names.into_iter() })
     }
 
-    fn make_version_link(&self, commit: &Commit, top: &Dir) -> Outcome<()> {
+    fn make_version_link(&self, top: &Dir) -> Outcome<()> {
         let fault = Fault::target("make versioned name");
-        let name = commit.place.version_link();
+        let name = self.place.version_link();
         let _acting = self.pfs.act("symlink", &name).map_err(&fault)?;
         match rustix::fs::symlinkat(".", fd(top).map_err(&fault)?, &name[..]) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
             Err(e) => Err(fault(errno(e))),
         }
+    }
+}
+
+impl Commit {
+    /// Fails if a commit of which `found` files are found may have no more.
+    pub(crate) fn room_for_one_more(&self, found: u64) -> Outcome<()> {
+        if found < COMMIT_FILES_MAX {
+            return Ok(());
+        }
+        let why = format!("a commit may have {COMMIT_FILES_MAX} files; commit parts of the tree");
+        Err(Fault::of(Sort::Refused, Where::Source, "walk source", why))
     }
 }
 

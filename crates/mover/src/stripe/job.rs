@@ -11,7 +11,7 @@ use super::super::engine::{Mover, Shared};
 use super::super::fault::{Fault, Outcome, Sort, Where};
 use super::super::memory::Memory;
 use super::super::meta::Meta;
-use super::super::pfs::Pfs;
+use super::super::pfs::RequesterPfs;
 use super::super::stop::{Pace, StopReason};
 use super::part::{How, Part};
 use forebay_credentials::identity::Identity;
@@ -270,7 +270,7 @@ impl Shared {
         let bytes = |path: &std::path::PathBuf| {
             std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()).to_vec()
         };
-        let pfs = Pfs {
+        let pfs = RequesterPfs {
             identity,
             roots: Arc::new(options.pfs_roots.iter().map(bytes).collect()),
             hook: options.hook.clone(),
@@ -347,7 +347,7 @@ impl Shared {
 
 /// Opens the file on the PFS as the requester; in words why it is not the one that is meant.
 fn find_file(
-    pfs: &Pfs,
+    pfs: &RequesterPfs,
     work: &StripeWork,
     pace: &Pace,
 ) -> Outcome<std::result::Result<File, String>> {
@@ -365,7 +365,7 @@ fn find_file(
     Ok(Err(format!("{why}; is the same file system mounted here?")))
 }
 
-fn open_file(pfs: &Pfs, work: &StripeWork) -> Result<(File, Meta), Errno> {
+fn open_file(pfs: &RequesterPfs, work: &StripeWork) -> Result<(File, Meta), Errno> {
     let dir = pfs.walk_down(&work.top, &work.rel)?;
     let _acting = pfs.act("open", &work.name)?;
     // O_NONBLOCK: a fifo in its place must not hang the thread. O_NOATIME: as the copy by one server.

@@ -86,38 +86,39 @@ enum PartEnd {
 /// The same, and whether nothing more is written there for sure.
 type Ended = (PartEnd, bool);
 
-impl Run {
-    /// Copies a striped file by the servers that hold it. `None`: this one has to do it alone, from the
-    /// start; the target is empty.
-    pub fn copy_spread(
-        &self,
-        task: &Task,
-        source: &OpenSource,
-        temp: &Temp,
-        count: Count<'_>,
-        memory: &mut Memory,
-    ) -> Outcome<Option<Copied>> {
-        let Some(lead) = self.lead(task, source, temp, count)? else { return Ok(None) };
-        temp.file.set_len(lead.work.size_bytes).map_err(Fault::target("size target"))?;
-        let ends = lead.copy(memory);
-        lead.join(ends, temp)
-    }
+/// Copies a striped file by the servers that hold it. `None`: this one has to do it alone, from the
+/// start; the target is empty.
+pub(crate) fn copy_spread(
+    run: &Run,
+    task: &Task,
+    source: &OpenSource,
+    temp: &Temp,
+    count: Count<'_>,
+    memory: &mut Memory,
+) -> Outcome<Option<Copied>> {
+    let Some(lead) = Lead::of(run, task, source, temp, count)? else { return Ok(None) };
+    temp.file.set_len(lead.work.size_bytes).map_err(Fault::target("size target"))?;
+    let ends = lead.copy(memory);
+    lead.join(ends, temp)
+}
 
+impl<'a> Lead<'a> {
     /// `None` for a file that one server copies.
-    fn lead<'a>(
-        &'a self,
+    fn of(
+        run: &'a Run,
         task: &Task,
         source: &OpenSource,
         temp: &Temp,
         count: Count<'a>,
     ) -> Outcome<Option<Lead<'a>>> {
-        let direction = self.spec.direction;
+        let request = &run.request;
+        let direction = request.spec.direction;
         let (striped, file) = match direction {
             Direction::In => (&temp.file, &source.file),
             Direction::Out => (&source.file, &temp.file),
         };
         let size_bytes = source.meta.size_bytes;
-        let (Some(servers), Some(spread), Data::File(file)) = (&self.peers, striped.spread(), file)
+        let (Some(servers), Some(spread), Data::File(file)) = (&run.peers, striped.spread(), file)
         else {
             return Ok(None);
         };
@@ -127,10 +128,10 @@ impl Run {
             (Direction::Out, TempAt::Buffer { .. }) => return Ok(None),
         };
         let work = StripeWork {
-            plan: self.plan,
-            who: self.who.clone(),
+            plan: request.plan,
+            who: request.who.clone(),
             direction,
-            medium: self.spec.verify == Verify::Medium,
+            medium: request.spec.verify == Verify::Medium,
             ino: spread.ino,
             layout: spread.layout,
             size_bytes,
@@ -148,7 +149,7 @@ impl Run {
         let number = forebay_net::random::bytes().map(u64::from_le_bytes);
         let number = number.map_err(|e| Fault::source("take a random number")(e.into()))?;
         Ok(Some(Lead {
-            run: self,
+            run,
             servers,
             spread,
             job: JobId(number),
@@ -181,7 +182,7 @@ impl Lead<'_> {
         let ends = std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for (shard, _) in others() {
-                let name = format!("parts-{}", self.run.plan);
+                let name = format!("parts-{}", self.run.request.plan);
                 let body = move || self.other_part(*shard);
                 match std::thread::Builder::new().name(name).spawn_scoped(scope, body) {
                     Ok(thread) => threads.push(Ok(thread)),
@@ -228,7 +229,7 @@ impl Lead<'_> {
                 let why = format!("{why}; and it does not answer any more");
                 return Err(away(self.work.direction, Errno::ETIMEDOUT, why));
             }
-            tracing::warn!(plan = %self.run.plan, ino = %self.work.ino,
+            tracing::warn!(plan = %self.run.request.plan, ino = %self.work.ino,
                 "a striped file is copied by one server: {why}");
             for (shard, bytes) in self.counted.lock().drain(..) {
                 (self.count)(shard, -(bytes as i64));

@@ -19,4 +19,4 @@ mod sum;
 mod view;
 
 pub(super) use job::Stripes;
-pub(super) use lead::Count;
+pub(super) use lead::{Count, copy_spread};

@@ -10,7 +10,7 @@ use super::super::copy::{Env, copy};
 use super::super::fault::{Fault, Outcome, Sort, Where};
 use super::super::memory::Memory;
 use super::super::meta::Meta;
-use super::super::pfs::Pfs;
+use super::super::pfs::RequesterPfs;
 use super::super::stop::Pace;
 use super::sum::StripeSum;
 use super::view::View;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 /// A part, open on both sides.
 pub(super) struct Part<'a> {
-    pub pfs: &'a Pfs,
+    pub pfs: &'a RequesterPfs,
     pub direction: Direction,
     pub medium: bool,
     pub layout: Layout,

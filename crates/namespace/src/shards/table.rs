@@ -121,8 +121,9 @@ impl Intent {
     }
 }
 
+/// Operations of this coordinator and of others, and what is known of their ends.
 #[derive(Default)]
-struct State {
+struct Transactions {
     /// Being worked at here, not decided.
     working: BTreeSet<u64>,
     /// Of them, those that may have the lock of renames.
@@ -148,7 +149,7 @@ struct State {
     stopping: bool,
 }
 
-impl State {
+impl Transactions {
     /// True if the coordinator has said that this operation is over.
     fn is_over(&self, id: TxnId) -> bool {
         self.over_below.get(&id.shard).is_some_and(|below| id.seq < *below)
@@ -173,7 +174,7 @@ pub(super) struct TxnTable {
     mine: ShardId,
     first_seq: u64,
     next_seq: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<Transactions>,
     /// There is something to do for the thread, or something was settled.
     changed: Condvar,
 }
@@ -185,9 +186,9 @@ impl TxnTable {
         store: &dyn NamespaceStore,
         holds: &Holds,
     ) -> Result<(TxnTable, bool)> {
-        let mut state = State {
+        let mut state = Transactions {
             unsettled: (0..count).map(ShardId).filter(|s| *s != mine).collect(),
-            ..State::default()
+            ..Transactions::default()
         };
         let mut counted = false;
         for (key, value) in store.shard_records()? {

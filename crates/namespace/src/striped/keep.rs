@@ -31,8 +31,9 @@ pub(super) enum Unsettled {
     Cut(u64),
 }
 
+/// What is left to be done, by file and by server.
 #[derive(Default)]
-struct State {
+struct KeepLists {
     unsettled: HashMap<Ino, Vec<Unsettled>>,
     /// Files whose objects are being removed: none may be made.
     removing: HashSet<Ino>,
@@ -49,7 +50,7 @@ struct State {
 
 /// The lists and the thread.
 pub(crate) struct Keep {
-    state: Mutex<State>,
+    state: Mutex<KeepLists>,
     wake: Condvar,
     unsettled: AtomicUsize,
     /// Held while one is settled.

@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-struct State {
+/// The clients, and until when those of an earlier start are awaited.
+struct GraceClients {
     /// All that may be there, as in the file.
     clients: BTreeSet<u64>,
     /// Of an earlier start and not back yet.
@@ -32,7 +33,7 @@ struct State {
     given_up: Vec<ClientId>,
 }
 
-impl State {
+impl GraceClients {
     /// Whether the time is over. The thread that ends sessions looks every [`SWEEP`]; where nobody has for longer, this process
     /// was held up.
     fn is_time_over(&mut self, now: Instant) -> bool {
@@ -45,7 +46,7 @@ impl State {
 /// The clients of a buffer.
 pub(super) struct Grace {
     file: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<GraceClients>,
     changed: Condvar,
     /// Nobody is awaited.
     over: AtomicBool,
@@ -57,7 +58,7 @@ impl Grace {
     pub(super) fn open(file: PathBuf, lease: Duration) -> Result<Grace> {
         let clients = read(&file)?;
         let now = Instant::now();
-        let state = State {
+        let state = GraceClients {
             awaited: clients.clone(),
             attached: BTreeSet::new(),
             clients,
@@ -146,7 +147,7 @@ impl Grace {
     }
 
     /// Those who did not come back have lost what they held.
-    fn give_up(&self, state: &mut State) {
+    fn give_up(&self, state: &mut GraceClients) {
         if state.awaited.is_empty() {
             return;
         }
@@ -271,7 +272,7 @@ mod tests {
         let now = Instant::now();
         let seconds = Duration::from_secs;
         // Nobody looked for 20 s, in which the time was over.
-        let held_up = |state: &mut State| {
+        let held_up = |state: &mut GraceClients| {
             (state.looked, state.until) = (now - seconds(20), now - seconds(15));
         };
         held_up(&mut grace.state.lock());

@@ -28,13 +28,13 @@ const FILES: usize = 6;
 const POINTS: u32 = 8;
 
 /// What a file holds, a stamp for each block: 0 where nothing was written.
-type State = Vec<u64>;
+type BlockStamps = Vec<u64>;
 
 struct File {
     place: (Ino, String),
     layout: Layout,
     /// What it was since it was last synced, the last one as it is.
-    since: Vec<State>,
+    since: Vec<BlockStamps>,
     /// It was synced, and its name with it.
     is_synced: bool,
     /// Its size was changed since.
@@ -44,11 +44,11 @@ struct File {
 }
 
 impl File {
-    fn now(&self) -> &State {
+    fn now(&self) -> &BlockStamps {
         self.since.last().unwrap()
     }
 
-    fn change(&mut self, state: State) {
+    fn change(&mut self, state: BlockStamps) {
         self.is_resized |= state.len() != self.now().len();
         self.since.push(state);
     }
@@ -64,7 +64,7 @@ enum Op {
     Sync(Ino),
 }
 
-fn written(state: &State, at: u64, stamps: &[u64]) -> State {
+fn written(state: &BlockStamps, at: u64, stamps: &[u64]) -> BlockStamps {
     let mut state = state.clone();
     let end = at as usize + stamps.len();
     state.resize(state.len().max(end), 0);
@@ -228,7 +228,7 @@ impl Run {
         self.files.insert(ino, file);
     }
 
-    fn read(&self, ino: Ino) -> State {
+    fn read(&self, ino: Ino) -> BlockStamps {
         let bytes = self.world.contents(ino);
         let bytes = bytes.unwrap_or_else(|e| panic!("{:#?}: {ino}: {e}", self.told));
         assert_eq!(bytes.len() % BLOCK_BYTES, 0, "{:#?}: {ino}", self.told);
@@ -351,7 +351,7 @@ impl Run {
         let is_settled = victims.contains(&ino.shard().0) && file.is_resized;
         let is_exact = !(in_flight || is_settled);
         for (block, stamp) in real.iter().enumerate() {
-            let of = |state: &State| state.get(block).copied().unwrap_or(0);
+            let of = |state: &BlockStamps| state.get(block).copied().unwrap_or(0);
             match is_exact && !victims.contains(&shard_of(block as u64).0) {
                 true => assert_eq!(*stamp, of(file.now()), "block {block}: {}", told()),
                 false => {

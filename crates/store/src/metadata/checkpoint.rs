@@ -28,15 +28,16 @@ const NICE: i32 = 10;
 /// What the background thread waits for, and who waits for it.
 #[derive(Default)]
 pub struct Control {
-    state: Mutex<State>,
+    state: Mutex<CheckpointWork>,
     /// Wakes the thread.
     work: Condvar,
     /// Wakes those who asked for a checkpoint.
     done: Condvar,
 }
 
+/// What the thread is to do.
 #[derive(Default)]
-struct State {
+struct CheckpointWork {
     stop: bool,
     frozen: bool,
     /// Somebody waits for everything up to here.

@@ -8,7 +8,7 @@
 
 use super::super::super::file::CacheFile;
 use super::super::super::map::{BLOCK_BYTES, Entry, bits};
-use super::super::super::record::State;
+use super::super::super::record::SyncState;
 use super::super::foreground::Turn;
 use super::Settler;
 use super::Sums;
@@ -117,7 +117,7 @@ fn is_open(entry: &Entry) -> bool {
 fn lacks_sums(file: &CacheFile) -> bool {
     let state = file.state.lock();
     match (state.record.state, state.record.whole) {
-        (State::Clean | State::Conflict, _) => false,
+        (SyncState::Clean | SyncState::Conflict, _) => false,
         _ if state.gone => false,
         // As long as a kernel has it, what is read may be another thing a moment later.
         (_, true) => state.locals == 0,

@@ -8,7 +8,7 @@
 //!   that was heard of tells them whether they have answered it.
 //! * Who waits here holds no lock that a publication needs.
 
-use super::{Asked, LoggedFiles, Published, State};
+use super::{Asked, LoadedIndex, LoggedFiles, Published};
 use forebay_log::{Entry, Log, LogId};
 use forebay_proto::{Errno, Ino, Result};
 use forebay_store::record::inode_flags;
@@ -20,7 +20,7 @@ const ASK_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 45 });
 /// How often it is looked whether a mount that was asked has died.
 const LOOK: Duration = Duration::from_millis(100);
 
-impl State {
+impl LoadedIndex {
     fn asked(&self, id: LogId, log: &Log) -> Asked {
         // Nothing is known after a restart.
         let turn = self.said.get(&id).map_or(u64::MAX, |said| said.turn);
@@ -30,7 +30,7 @@ impl State {
 
 impl LoggedFiles {
     /// A mount said how its log is.
-    pub(super) fn said_of(&self, ino: Ino, state: &mut State, published: &Published<'_>) {
+    pub(super) fn said_of(&self, ino: Ino, state: &mut LoadedIndex, published: &Published<'_>) {
         let id = LogId(published.log);
         let Some(log) = state.index.log(id).copied() else {
             state.said.remove(&id);
@@ -96,8 +96,8 @@ impl LoggedFiles {
     }
 
     /// All that is still to be published is later than this. The mounts that hold it up are asked to publish.
-    pub(super) fn settled_until(&self, ino: Ino, state: &State) -> u64 {
-        let State { index, said, .. } = state;
+    pub(super) fn settled_until(&self, ino: Ino, state: &LoadedIndex) -> u64 {
+        let LoadedIndex { index, said, .. } = state;
         let newest_ns = index.extents().newest_ns();
         let open = index.logs().filter(|(_, log)| !log.ended);
         // Of a log of which nothing was heard since this server started: any time may come.

@@ -4,7 +4,7 @@
 //! anew into the other one.
 //! Used by [`super::LoggedFiles`]. While one is worked with, nobody else changes it.
 
-use super::{Figures, LoggedFile, State, Written};
+use super::{Figures, LoadedIndex, LoggedFile, Written};
 use crate::base::Base;
 use crate::reclaim::Reclaimer;
 use crate::records::Records;
@@ -79,7 +79,7 @@ impl Indexes {
     pub(super) fn with<T>(
         &self,
         ino: Ino,
-        work: impl FnOnce(&mut State) -> Result<T>,
+        work: impl FnOnce(&mut LoadedIndex) -> Result<T>,
     ) -> Result<T> {
         let file = self.of(ino);
         let mut state = file.state.lock();
@@ -104,7 +104,7 @@ impl Indexes {
         logs.iter().map(gone).collect::<Result<_>>().map(ObjectsReply::Known)
     }
 
-    fn load_index(&self, ino: Ino) -> Result<State> {
+    fn load_index(&self, ino: Ino) -> Result<LoadedIndex> {
         let mut newest: Option<Loaded> = None;
         for place in 0..2 {
             let object = ObjectId::log_index(ino, place);
@@ -124,7 +124,7 @@ impl Indexes {
                 (a, _) => a,
             };
         }
-        let new = |index, number, bytes| State {
+        let new = |index, number, bytes| LoadedIndex {
             index,
             number,
             bytes,
@@ -147,7 +147,7 @@ impl Indexes {
     pub(super) fn enter(
         &self,
         ino: Ino,
-        state: &mut State,
+        state: &mut LoadedIndex,
         entry: &Entry,
         written: Option<Written>,
     ) -> Result<()> {
@@ -184,7 +184,7 @@ impl Indexes {
     }
 
     /// Writes the index into the other one of its two places. The old one goes when the new one is whole.
-    fn write_anew(&self, ino: Ino, state: &mut State) -> Result<()> {
+    fn write_anew(&self, ino: Ino, state: &mut LoadedIndex) -> Result<()> {
         let number = state.number + 1;
         let all = state.index.to_file(number);
         let (old, new) = (state.object(ino), ObjectId::log_index(ino, number));

@@ -98,7 +98,7 @@ impl Figures {
 
 #[derive(Default)]
 struct LoggedFile {
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<LoadedIndex>>,
     /// As they were told last.
     figures: Mutex<Figures>,
     /// Some mount said how its log is.
@@ -106,7 +106,7 @@ struct LoggedFile {
 }
 
 /// The index of a file that is used.
-struct State {
+struct LoadedIndex {
     index: Index,
     /// Number of the object that it is in; 0 before there is one.
     number: u64,
@@ -146,7 +146,7 @@ impl Written {
     }
 }
 
-impl State {
+impl LoadedIndex {
     fn object(&self, ino: Ino) -> ObjectId {
         ObjectId::log_index(ino, self.number)
     }
@@ -169,7 +169,7 @@ impl LoggedFile {
     fn look_or_wait(
         &self,
         longest: Duration,
-        look: impl FnOnce(Option<&State>) -> bool,
+        look: impl FnOnce(Option<&LoadedIndex>) -> bool,
     ) -> Option<bool> {
         let mut state = self.state.lock();
         if look(state.as_ref()) {
@@ -245,7 +245,7 @@ impl LoggedFiles {
     fn with_whole_index<T>(
         &self,
         ino: Ino,
-        work: impl FnOnce(&mut State) -> Result<T>,
+        work: impl FnOnce(&mut LoadedIndex) -> Result<T>,
     ) -> Result<T> {
         self.indexes.with(ino, |state| {
             self.end_left_logs(ino, state)?;

@@ -1,7 +1,7 @@
 //! Logs: they begin, publish, end, and go when nothing leads into them. What a mount did not publish before it died is
 //! read from its log.
 
-use super::{LoggedFiles, Said, State, Written};
+use super::{LoadedIndex, LoggedFiles, Said, Written};
 use crate::data::not_final;
 use forebay_failpoint::step;
 use forebay_log::{Entry, Extent, Log, LogId, RECORD_BYTES};
@@ -169,7 +169,7 @@ impl LoggedFiles {
     }
 
     /// True if logs have much that does not count any more: mounts are to begin others then, so that these can go.
-    fn look_at_space(&self, ino: Ino, state: &State) -> bool {
+    fn look_at_space(&self, ino: Ino, state: &LoadedIndex) -> bool {
         let index = &state.index;
         let capacity_bytes = self.space.bytes().map_or(0, |(_, capacity)| capacity);
         let slack_bytes = MUCH_SPACE_BYTES.min(capacity_bytes / MUCH_SPACE_PART);
@@ -181,14 +181,14 @@ impl LoggedFiles {
     }
 
     /// Logs whose writers have gone are read to their ends.
-    pub(super) fn end_left_logs(&self, ino: Ino, state: &mut State) -> Result<()> {
+    pub(super) fn end_left_logs(&self, ino: Ino, state: &mut LoadedIndex) -> Result<()> {
         let Some(writers) = self.writers.get() else { return Ok(()) };
         let left = |(_, log): &(LogId, &Log)| !log.ended && !writers.is_there(log.client);
         let left: Vec<LogId> = state.index.logs().filter(left).map(|(id, _)| id).collect();
         left.into_iter().try_for_each(|id| self.end_log(ino, state, id))
     }
 
-    fn end_log(&self, ino: Ino, state: &mut State, id: LogId) -> Result<()> {
+    fn end_log(&self, ino: Ino, state: &mut LoadedIndex, id: LogId) -> Result<()> {
         match self.read_log(ino, state, id) {
             // Its server is gone for good, and what was in the log with it.
             Err(Errno::EIO) => {
@@ -204,7 +204,7 @@ impl LoggedFiles {
     }
 
     /// Publishes what a log has beyond what it published, from the log itself.
-    fn read_log(&self, ino: Ino, state: &mut State, id: LogId) -> Result<()> {
+    fn read_log(&self, ino: Ino, state: &mut LoadedIndex, id: LogId) -> Result<()> {
         let object = ObjectId::log(ino, id.0).ok_or(Errno::EINVAL)?;
         loop {
             let Some(log) = state.index.log(id).copied() else { return Ok(()) };
@@ -226,7 +226,7 @@ impl LoggedFiles {
     }
 
     /// Removes logs that have ended and that nothing leads into. One whose server is away stays for now.
-    pub(super) fn release_idle(&self, ino: Ino, state: &mut State) {
+    pub(super) fn release_idle(&self, ino: Ino, state: &mut LoadedIndex) {
         for (id, log) in state.index.idle_logs() {
             match self.remove_log(ino, id, log.shard) {
                 Ok(()) | Err(Errno::EIO) => {}

@@ -9,7 +9,7 @@
 //! * Bringing together changes neither the bytes nor the times of a file.
 
 use super::super::file::together;
-use super::{LoggedFiles, State, Written};
+use super::{LoadedIndex, LoggedFiles, Written};
 use forebay_failpoint::step;
 use forebay_log::index::{Stamp, Times};
 use forebay_log::{Entry, Extent};
@@ -43,7 +43,7 @@ fn timestamp((sec, nsec): Stamp) -> Timestamp {
 }
 
 /// When the index says that the file was written, and where that is in the order of its changes.
-fn times_of(state: &State) -> Option<ObjectFacts> {
+fn times_of(state: &LoadedIndex) -> Option<ObjectFacts> {
     state.index.times().map(|times| ObjectFacts {
         mtime: timestamp(times.mtime),
         ctime: timestamp(times.when),
@@ -65,13 +65,17 @@ pub(crate) fn ctime_of_index(
 }
 
 /// The time of change that index and objects show.
-fn ctime_of(state: &State, objects: &[Option<ObjectFacts>]) -> Timestamp {
+fn ctime_of(state: &LoadedIndex, objects: &[Option<ObjectFacts>]) -> Timestamp {
     let changed = || objects.iter().flatten().map(|facts| facts.ctime).max();
     ctime_of_index(state.index.times(), objects).or_else(changed).unwrap_or_default()
 }
 
 /// What of a range is brought together next, of what is not later than a time, and how many bytes that is.
-fn next_to_bring(state: &State, (offset, end): (u64, u64), until_ns: u64) -> (Vec<Extent>, u64) {
+fn next_to_bring(
+    state: &LoadedIndex,
+    (offset, end): (u64, u64),
+    until_ns: u64,
+) -> (Vec<Extent>, u64) {
     let mut bytes = 0;
     let mut extents: Vec<Extent> = Vec::new();
     for extent in state.index.extents().within(offset, end) {
@@ -200,7 +204,7 @@ impl LoggedFiles {
     /// How a publication changes the times: it was written when its mount says, and changed then too. So a close or an fsync
     /// changes no time that the programs there saw. Now, if something changed the file since, or that clock is another one:
     /// whoever looked in between must see that it changed.
-    pub(super) fn change_of(&self, ino: Ino, state: &mut State, mtime: Timestamp) -> Written {
+    pub(super) fn change_of(&self, ino: Ino, state: &mut LoadedIndex, mtime: Timestamp) -> Written {
         let shown = match state.ctime {
             Some(shown) => Some(shown),
             // Nobody waits here for a server that is away.
@@ -243,7 +247,7 @@ impl LoggedFiles {
     pub(super) fn bring_some(
         &self,
         ino: Ino,
-        state: &mut State,
+        state: &mut LoadedIndex,
         (offset, end): (u64, u64),
         until_ns: u64,
     ) -> Result<bool> {
@@ -280,7 +284,7 @@ impl LoggedFiles {
     fn copy_extents(
         &self,
         ino: Ino,
-        state: &State,
+        state: &LoadedIndex,
         record: &InodeRecord,
         extents: &[Extent],
     ) -> Result<()> {

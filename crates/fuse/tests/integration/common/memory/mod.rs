@@ -33,7 +33,8 @@ struct Node {
     data: Option<Weak<File>>,
 }
 
-struct State {
+/// All files, and the number of the next one.
+struct MemoryTree {
     store: PathBuf,
     nodes: HashMap<Ino, Node>,
     next: u64,
@@ -50,7 +51,7 @@ pub struct OpenCounts {
 
 /// The file system.
 pub struct MemoryFs {
-    state: Mutex<State>,
+    state: Mutex<MemoryTree>,
     store: PathBuf,
     notify: Mutex<Option<Arc<dyn Notify>>>,
     /// Milliseconds that fsync takes.
@@ -82,7 +83,11 @@ pub struct MemoryFs {
 impl MemoryFs {
     pub fn new(store: &Path) -> MemoryFs {
         let fs = MemoryFs {
-            state: Mutex::new(State { store: store.to_path_buf(), nodes: HashMap::new(), next: 2 }),
+            state: Mutex::new(MemoryTree {
+                store: store.to_path_buf(),
+                nodes: HashMap::new(),
+                next: 2,
+            }),
             store: store.to_path_buf(),
             notify: Mutex::new(None),
             fsync_ms: AtomicU64::new(0),
@@ -124,7 +129,7 @@ impl MemoryFs {
         File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MemoryTree> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -231,7 +236,7 @@ impl MemoryFs {
         Ok(Entry { attr })
     }
 
-    fn drop_unused(&self, state: &mut State, ino: Ino) {
+    fn drop_unused(&self, state: &mut MemoryTree, ino: Ino) {
         let unused = state.nodes.get(&ino).is_some_and(|n| {
             n.references == 0 && (n.attr.nlink == 0 || n.attr.nlink == 1 && n.is_dir())
         });
@@ -339,7 +344,7 @@ impl Node {
     }
 }
 
-impl State {
+impl MemoryTree {
     fn node(&mut self, ino: Ino) -> Result<&mut Node> {
         self.nodes.get_mut(&ino).ok_or(Errno::ESTALE)
     }
