@@ -1,118 +1,124 @@
-//! Changes: what must be recalled before they are made, and their order within a directory.
+//! Changes: whose turn it is, what must be recalled before they are made, and who is told afterwards.
+//!
+//! Invariants
+//! * What is changed nobody else believes while it is changed: leases on it are taken back before, and none is given until the
+//!   end ([`Changing`]).
+//! * Turns are taken in one order: of directories, then the recall, then of the size of a file.
+//! * No lock but the turn of a directory is held while a client is waited for.
+//!
+//! Called by all handlers of calls that change something, by changes over shards ([`super::shard_calls`]) and by those that the
+//! server makes itself ([`ServerChanges`]).
 
-use super::{DEAD, DEATH_LOOK, Session, Sessions, held_up};
-use forebay_lease::leases::Subject;
-use forebay_proto::Ino;
+use super::grace::Grace;
+use super::order::{Order, Turn};
+use super::sizes::Sizes;
+use super::table::SessionTable;
+use super::teardown::Teardown;
+use super::{DEAD, DEATH_LOOK, Session, held_up};
+use forebay_lease::leases::{Leases, Subject};
 use forebay_proto::api::Notify;
-use forebay_proto::net::session::{MOVED_MAX, SessionId};
-use parking_lot::{Condvar, Mutex};
+use forebay_proto::net::session::{ClientId, MOVED_MAX, SessionId};
+use forebay_proto::{Ino, Result};
+use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Most files whose bytes have gone and that nobody was told of yet.
 const MAX_BYTES_GONE: usize = 4096;
-/// Parts of the table of turns, each with a lock of its own: calls on several processors rarely meet there.
-const ORDER_PARTS: usize = 64;
 
-/// Changes of one directory are made one after the other, from looking which inodes they are
-/// about to their end: so what was recalled is what is changed.
-///
-/// A directory waits for itself only: a change may wait long for another server, and what else this server has must go
-/// on meanwhile. The table holds the directories that are being changed, so it is no longer than the calls
-/// that are under way.
-pub(super) struct Order {
-    parts: Vec<Mutex<HashMap<Ino, InUse>>>,
-}
-
-/// A directory that is being changed.
-struct InUse {
-    /// How many calls have its turn or wait for it.
-    users: usize,
-    is_taken: bool,
-    /// Made by the first that waits.
-    freed: Option<Arc<Condvar>>,
-}
-
-/// The turn of one directory, until it is dropped.
-pub(super) struct Turn<'a> {
-    order: &'a Order,
-    dir: Ino,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let mut part = self.order.part(self.dir).lock();
-        let Some(in_use) = part.get_mut(&self.dir) else { return };
-        in_use.users -= 1;
-        in_use.is_taken = false;
-        match &in_use.freed {
-            Some(freed) if in_use.users > 0 => {
-                freed.notify_one();
-            }
-            _ => {
-                part.remove(&self.dir);
-            }
-        }
-    }
-}
-
-impl Order {
-    pub(super) fn new() -> Order {
-        Order { parts: (0..ORDER_PARTS).map(|_| Mutex::default()).collect() }
-    }
-
-    fn part(&self, dir: Ino) -> &Mutex<HashMap<Ino, InUse>> {
-        &self.parts[(dir.0 ^ (dir.0 >> 48)) as usize % ORDER_PARTS]
-    }
-
-    /// The turn of one directory.
-    pub(super) fn of(&self, dir: Ino) -> Turn<'_> {
-        let mut part = self.part(dir).lock();
-        let unused = || InUse { users: 0, is_taken: false, freed: None };
-        part.entry(dir).or_insert_with(unused).users += 1;
-        // Nobody removes the entry while there are users.
-        while let Some(in_use) = part.get_mut(&dir) {
-            if !in_use.is_taken {
-                in_use.is_taken = true;
-                break;
-            }
-            let freed = Arc::clone(in_use.freed.get_or_insert_default());
-            freed.wait(&mut part);
-        }
-        Turn { order: self, dir }
-    }
-
-    /// The turn of two, always taken in the same order.
-    pub(super) fn of_two(&self, a: Ino, b: Ino) -> (Turn<'_>, Option<Turn<'_>>) {
-        let first = self.of(a.min(b));
-        (first, (a != b).then(|| self.of(a.max(b))))
-    }
+/// The changes of one buffer.
+pub(super) struct Changes {
+    order: Order,
+    sizes: Sizes,
+    /// A client does what it is told within that time, or its session ends.
+    lease: Duration,
+    leases: Arc<Leases>,
+    grace: Arc<Grace>,
+    table: Arc<SessionTable>,
+    teardown: Arc<Teardown>,
+    /// Leases taken back.
+    recalls: AtomicU64,
+    /// Files of which bytes have gone, and who took them if it was one alone, that others are still to be
+    /// told of.
+    bytes_gone: Mutex<HashMap<Ino, Option<SessionId>>>,
 }
 
 /// A change under way: while it exists nobody gets a lease on what is changed.
 pub(super) struct Changing<'a> {
-    sessions: &'a Sessions,
+    changes: &'a Changes,
     subjects: Vec<Subject>,
 }
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.sessions.end_change(&self.subjects);
+        self.changes.end(&self.subjects);
     }
 }
 
-impl Sessions {
+impl Changes {
+    pub(super) fn new(
+        lease: Duration,
+        leases: Arc<Leases>,
+        grace: Arc<Grace>,
+        table: Arc<SessionTable>,
+        teardown: Arc<Teardown>,
+    ) -> Changes {
+        Changes {
+            order: Order::new(),
+            sizes: Sizes::new(),
+            lease,
+            leases,
+            grace,
+            table,
+            teardown,
+            recalls: AtomicU64::new(0),
+            bytes_gone: Mutex::default(),
+        }
+    }
+
+    /// The turn of a directory, until it is dropped.
+    pub(super) fn turn(&self, dir: Ino) -> Turn<'_> {
+        self.order.of(dir)
+    }
+
+    /// The turn of two, always taken in the same order.
+    pub(super) fn turns(&self, a: Ino, b: Ino) -> (Turn<'_>, Option<Turn<'_>>) {
+        self.order.of_two(a, b)
+    }
+
+    /// A file's data together with others that do not change its size.
+    pub(super) fn data_shared(&self, ino: Ino) -> RwLockReadGuard<'_, ()> {
+        self.sizes.shared(ino)
+    }
+
+    /// A file's data alone, to change its size.
+    pub(super) fn data_alone(&self, ino: Ino) -> RwLockWriteGuard<'_, ()> {
+        self.sizes.alone(ino)
+    }
+
+    /// Changes a file, but not from one size to another.
+    pub(super) fn changed<T>(
+        &self,
+        session: &Session,
+        ino: Ino,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let _changing = self.change(session, &[Subject::Attrs(ino)]);
+        let _turn = self.sizes.shared(ino);
+        change()
+    }
+
     /// Begins a change by `session`: when this returns, nobody else believes anything about the
     /// subjects. A client that does not answer a recall within its lease is ended.
     pub(super) fn change(&self, session: &Session, subjects: &[Subject]) -> Changing<'_> {
-        self.begin_change(Some(session.id), subjects);
-        Changing { sessions: self, subjects: subjects.to_vec() }
+        self.begin(Some(session.id()), subjects);
+        Changing { changes: self, subjects: subjects.to_vec() }
     }
 
-    /// The same for a session that may be unknown here; to be followed by `end_change`.
-    pub(super) fn begin_change(&self, by: Option<SessionId>, subjects: &[Subject]) {
+    /// The same for a session that may be unknown here; to be followed by [`Changes::end`].
+    pub(super) fn begin(&self, by: Option<SessionId>, subjects: &[Subject]) {
         self.grace.wait();
         let mut lost: HashMap<SessionId, Vec<Subject>> = HashMap::new();
         for subject in subjects {
@@ -125,8 +131,15 @@ impl Sessions {
         }
     }
 
+    /// Nobody gets a lease on the subjects until [`Changes::end`]; nobody is told of that.
+    pub(super) fn hush(&self, subjects: &[Subject]) {
+        for subject in subjects {
+            self.leases.begin(*subject, None);
+        }
+    }
+
     /// What was changed may be believed again.
-    pub(super) fn end_change(&self, subjects: &[Subject]) {
+    pub(super) fn end(&self, subjects: &[Subject]) {
         for subject in subjects {
             self.leases.end(*subject);
         }
@@ -138,9 +151,9 @@ impl Sessions {
         let mut told = Vec::with_capacity(lost.len());
         for (id, subjects) in lost {
             // A session that has ended believes nothing any more.
-            let Some(holder) = self.table.lock().sessions.get(id).cloned() else { continue };
+            let Some(holder) = self.table.get(*id) else { continue };
             self.recalls.fetch_add(subjects.len() as u64, Relaxed);
-            let serial = holder.channel.recall(subjects);
+            let serial = holder.channel().recall(subjects);
             told.push((holder, serial));
         }
         for (holder, serial) in told {
@@ -153,33 +166,31 @@ impl Sessions {
     fn wait_for(&self, holder: &Arc<Session>, serial: u64, mut until: Instant) {
         loop {
             let look = until.min(Instant::now() + DEATH_LOOK);
-            if holder.channel.wait(serial, look) {
+            if holder.channel().wait(serial, look) {
                 return;
             }
             // Its answer may wait to be read.
             until += held_up(look, Instant::now());
             if holder.is_dead() {
-                return self.detach(holder, DEAD);
+                return self.teardown.detach(holder, DEAD);
             }
             if Instant::now() >= until {
-                return self.end(holder, "it did not answer a recall");
+                return self.teardown.end(holder, "it did not answer a recall");
             }
         }
+    }
+
+    /// The session of a client that asked another server for something.
+    pub(super) fn session_of(&self, client: u64) -> Option<SessionId> {
+        self.table.id_of(ClientId(client))
     }
 
     /// A name of `child` was removed or replaced: kernels of others that know the inode are to let it
     /// go, if nobody uses it there. Not waited for.
     pub(super) fn name_gone(&self, by: Option<SessionId>, child: Ino, dir: Ino, name: &[u8]) {
-        let others: Vec<_> = {
-            let table = self.table.lock();
-            if by.is_some() && table.sessions.len() < 2 {
-                return;
-            }
-            table.sessions.values().filter(|other| Some(other.id) != by).cloned().collect()
-        };
-        for other in others {
-            if other.held.lock().contains_key(&child) {
-                other.channel.gone(dir, name);
+        for other in self.table.others(by) {
+            if other.holds(child) {
+                other.channel().gone(dir, name);
             }
         }
     }
@@ -192,20 +203,19 @@ impl Sessions {
             return;
         }
         // The directory may be at another server, so who has it in its kernel is not known here.
-        let hears = |other: &&Arc<Session>| other.id != by && other.hears_soon();
-        let others: Vec<_> = self.table.lock().sessions.values().filter(hears).cloned().collect();
+        let others = self.table.filtered(|other| other.id() != by && other.hears_soon());
         let until = Instant::now() + MOVED_MAX;
-        let serials: Vec<_> = others.iter().map(|other| other.channel.moved(names)).collect();
+        let serials: Vec<_> = others.iter().map(|other| other.channel().moved(names)).collect();
         for (other, serial) in others.iter().zip(serials) {
-            other.channel.wait(serial, until);
+            other.channel().wait(serial, until);
         }
     }
 
     /// Bytes of a file were cut off or punched out by `by`. A kernel that has pages of it mapped keeps them
     /// without any lease, and would show what is not there any more instead of SIGBUS: those of others
-    /// that know the inode are to drop its pages ([`Sessions::tell_bytes_gone`]).
+    /// that know the inode are to drop its pages ([`Changes::tell_bytes_gone`]).
     pub(super) fn bytes_gone(&self, by: SessionId, ino: Ino) {
-        if self.table.lock().sessions.len() < 2 {
+        if self.table.count() < 2 {
             return;
         }
         let full = {
@@ -228,16 +238,12 @@ impl Sessions {
         if gone.is_empty() {
             return;
         }
-        let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
-        for session in sessions {
-            let known = {
-                let held = session.held.lock();
-                let theirs = gone.iter().filter(|(_, by)| **by != Some(session.id));
-                let known = theirs.filter(|(ino, _)| held.contains_key(ino));
-                known.map(|(ino, _)| Subject::Attrs(*ino)).collect::<Vec<_>>()
-            };
+        for session in self.table.all() {
+            let theirs = gone.iter().filter(|(_, by)| **by != Some(session.id()));
+            let known = session.held_of(theirs.map(|(ino, _)| *ino));
+            let known: Vec<_> = known.into_iter().map(Subject::Attrs).collect();
             if !known.is_empty() {
-                session.channel.recall(&known);
+                session.channel().recall(&known);
             }
         }
     }
@@ -247,24 +253,21 @@ impl Sessions {
         for subject in subjects {
             let lost = self.leases.begin(*subject, None);
             for id in lost {
-                let holder = self.table.lock().sessions.get(&id).cloned();
-                if let Some(holder) = holder {
+                if let Some(holder) = self.table.get(id) {
                     self.recalls.fetch_add(1, Relaxed);
-                    holder.channel.recall(&[*subject]);
+                    holder.channel().recall(&[*subject]);
                 }
             }
             self.leases.end(*subject);
         }
     }
-}
 
-impl Sessions {
     /// Waits until each client has done all that it was told before; one that does not within its
     /// lease is ended, as with any recall.
     fn wait_heard(&self) {
         let until = Instant::now() + self.lease;
-        let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
-        let told: Vec<_> = sessions.iter().map(|session| session.channel.last_recall()).collect();
+        let sessions = self.table.all();
+        let told: Vec<_> = sessions.iter().map(|session| session.channel().last_recall()).collect();
         for (session, serial) in sessions.iter().zip(told) {
             self.wait_for(session, serial, until);
         }
@@ -273,66 +276,43 @@ impl Sessions {
     /// The same for at most so long: nobody is ended for it.
     fn wait_heard_within(&self, longest: Duration) {
         let until = Instant::now() + longest;
-        let sessions: Vec<_> = self.table.lock().sessions.values().cloned().collect();
-        for session in sessions {
-            session.channel.wait(session.channel.last_recall(), until);
+        for session in self.table.all() {
+            session.channel().wait(session.channel().last_recall(), until);
         }
+    }
+
+    /// Leases taken back until now.
+    pub(super) fn recalls(&self) -> u64 {
+        self.recalls.load(Relaxed)
     }
 }
 
 /// Hears of what staging and drains change, after it is made. It is waited for at the end of a plan, and where who asks about a
 /// cache is told that all is on the PFS.
-pub(super) struct ServerChanges(pub(super) Weak<Sessions>);
+pub(super) struct ServerChanges(pub(super) Weak<Changes>);
 
 impl Notify for ServerChanges {
     fn entry_changed(&self, parent: Ino, _name: &[u8]) {
-        if let Some(sessions) = self.0.upgrade() {
-            sessions.changed_here(&[Subject::Names(parent), Subject::Attrs(parent)]);
+        if let Some(changes) = self.0.upgrade() {
+            changes.changed_here(&[Subject::Names(parent), Subject::Attrs(parent)]);
         }
     }
 
     fn inode_changed(&self, ino: Ino) {
-        if let Some(sessions) = self.0.upgrade() {
-            sessions.changed_here(&[Subject::Attrs(ino)]);
+        if let Some(changes) = self.0.upgrade() {
+            changes.changed_here(&[Subject::Attrs(ino)]);
         }
     }
 
     fn wait_heard(&self) {
-        if let Some(sessions) = self.0.upgrade() {
-            sessions.wait_heard();
+        if let Some(changes) = self.0.upgrade() {
+            changes.wait_heard();
         }
     }
 
     fn wait_heard_within(&self, longest: Duration) {
-        if let Some(sessions) = self.0.upgrade() {
-            sessions.wait_heard_within(longest);
+        if let Some(changes) = self.0.upgrade() {
+            changes.wait_heard_within(longest);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc::channel;
-
-    #[test]
-    fn a_directory_waits_for_itself_only() {
-        let order = Order::new();
-        let held = order.of(Ino(7));
-        // All others of this server go on, whatever their numbers, and those of other servers.
-        (8..2_000).for_each(|dir| drop(order.of(Ino(dir))));
-        (0..2_000).for_each(|dir| drop(order.of(Ino((1 << 48) | dir))));
-        drop(order.of_two(Ino(9), Ino(9)));
-        let (told, heard) = channel();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let _turns = order.of_two(Ino(8), Ino(7));
-                told.send(()).expect("the test hears");
-            });
-            assert!(heard.recv_timeout(Duration::from_millis(50)).is_err(), "7 is taken");
-            drop(held);
-            heard.recv().expect("7 was let go");
-        });
-        assert!(order.parts.iter().all(|part| part.lock().is_empty()), "nothing is left");
     }
 }

@@ -4,14 +4,17 @@
 //! has none, at one that the name decides, so that nodes spread over the servers. What is made in it
 //! goes to the server on the node, where it has one.
 
-use super::{Session, Sessions};
-use forebay_namespace::{Named, NewInode, Where};
+use super::Session;
+use super::grants::Grants;
+use super::stack::Stack;
+use crate::places::Places;
+use forebay_namespace::{Named, Namespace, NewInode, Where};
 use forebay_proto::api::CreateArgs;
 use forebay_proto::api::ops::*;
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::Placement;
 use forebay_proto::net::session::node_directory;
-use forebay_proto::{Caller, Errno, Ino, Result};
+use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
 use std::sync::Arc;
 
 /// As the root of a new buffer.
@@ -19,23 +22,43 @@ const ROOT_MODE: u32 = 0o755;
 /// Tells a mount to ask shard 0: no inode has this number.
 pub const ROOT_AT_SHARD_0: Ino = Ino(0);
 
-impl Sessions {
+/// The roots of mounts.
+pub(super) struct Roots {
+    shard: ShardId,
+    namespace: Arc<Namespace>,
+    places: Arc<Places>,
+    grants: Arc<Grants>,
+    /// Each node has a root of its own, which belongs to this user and group.
+    private: Option<(u32, u32)>,
+}
+
+impl Roots {
+    pub(super) fn new(stack: &Stack, places: Arc<Places>, private: Option<(u32, u32)>) -> Roots {
+        Roots {
+            shard: stack.shard,
+            namespace: Arc::clone(&stack.namespace),
+            places,
+            grants: Arc::clone(&stack.grants),
+            private,
+        }
+    }
+
     /// The root of a mount, and, if it is at this shard, a reference to it that the session holds;
     /// at another one the mount takes it there.
-    pub(super) fn root_of(&self, session: &Arc<Session>) -> Result<Ino> {
-        let Some(owner) = self.facts.private else { return Ok(Ino::ROOT) };
-        if self.facts.shard != Ino::ROOT.shard() {
+    pub(super) fn root_of(&self, session: &Session) -> Result<Ino> {
+        let Some(owner) = self.private else { return Ok(Ino::ROOT) };
+        if self.shard != Ino::ROOT.shard() {
             return Ok(ROOT_AT_SHARD_0);
         }
-        let host = &session.attach.host;
+        let host = session.host();
         let name = node_directory(host);
         let ino = match self.root_named(&name)? {
             Some(ino) => ino,
             None => self.make_root(&name, host, owner)?,
         };
-        if ino.shard() == self.facts.shard {
+        if ino.shard() == self.shard {
             let taken = self.namespace.lookup(&Caller::root(), Ino::ROOT, &name)?;
-            self.took(session, taken.attr.ino);
+            self.grants.took(session, taken.attr.ino);
         }
         Ok(ino)
     }
@@ -49,7 +72,7 @@ impl Sessions {
         let owner = Caller { uid, gid, ..Caller::default() };
         let args = CreateArgs { mode: ROOT_MODE, umask: 0 };
         let new = NewInode {
-            place: Where::At(self.facts.places.shard_on(host)),
+            place: Where::At(self.places.shard_on(host)),
             placement: Some(Placement::Local),
             ..NewInode::of(FileKind::Dir, args)
         };

@@ -17,6 +17,7 @@ use forebay_store::record::Answered;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 const ARGS: CreateArgs = CreateArgs { mode: 0o644, umask: 0 };
 const CHILD_DIR: &str = "FOREBAY_TEST_SESSION_DIR";
@@ -383,7 +384,7 @@ fn a_file_without_a_name_goes_when_the_call_that_made_it_will_not_be_repeated() 
         match last {
             Some((seq, call)) => drop(client.call(seq, call, b"")),
             None => {
-                *client.session.heard.lock() = Instant::now() - 2 * rig.sessions.lease;
+                client.session.was_heard(Instant::now() - 2 * rig.sessions.lease);
                 rig.sessions.sweep();
             }
         }
@@ -460,13 +461,13 @@ fn what_holds_up_the_server_itself_ends_no_session_and_takes_no_lock() {
     let rig = Rig::open(&path);
     let client = rig.attach(A);
     let (session, lease) = (&client.session, rig.sessions.lease);
-    let silent_for = |silent: Duration| *session.heard.lock() = Instant::now() - silent;
+    let silent_for = |silent: Duration| session.was_heard(Instant::now() - silent);
     // It spoke 4 s before the server was stopped for longer than the lease, and has said much since that nobody has read
     // yet. The thread that looks does not get at it between these steps.
-    session.busy.fetch_add(1, Ordering::AcqRel);
+    session.busy().fetch_add(1, Ordering::AcqRel);
     silent_for(lease + 5 * second);
     rig.sessions.was_held_up(lease + second);
-    session.busy.fetch_sub(1, Ordering::AcqRel);
+    session.busy().fetch_sub(1, Ordering::AcqRel);
     rig.sessions.sweep();
     assert!(!session.is_over(), "it was the server that did not hear");
     // Who was heard after that is not believed beyond its lease.
@@ -487,7 +488,7 @@ fn a_move_waits_for_a_client_that_has_attached_and_does_not_hear_yet() {
     let path = std::fs::canonicalize(dir.path()).unwrap();
     let rig = Rig::open(&path);
     let (mover, other) = (rig.attach(A), rig.attach(B));
-    let channel = &other.session.channel;
+    let channel = other.session.channel();
     let told = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -500,7 +501,7 @@ fn a_move_waits_for_a_client_that_has_attached_and_does_not_hear_yet() {
             channel.done(turn, serial);
             channel.disconnect(turn);
         });
-        rig.sessions.dirs_moved(mover.session.id(), &[(Ino::ROOT, b"d")]);
+        rig.sessions.changes.dirs_moved(mover.session.id(), &[(Ino::ROOT, b"d")]);
         assert!(told.load(Ordering::Acquire), "its kernel has the directory at two places");
     });
     // One that is cut off is not waited for.
@@ -514,7 +515,7 @@ fn a_repeated_answer_brings_no_lease_that_may_have_been_recalled() {
     let path = std::fs::canonicalize(dir.path()).unwrap();
     let rig = Rig::open(&path);
     let client = rig.attach(A);
-    client.session.channel.connect();
+    client.session.channel().connect();
     let keeps = || {
         let (parent, name) = (Ino::ROOT, &b"f"[..]);
         let call = Call::Create { parent, name, args: ARGS, want_local: false, near: None };
@@ -536,7 +537,7 @@ fn a_reference_counts_once_whose_answer_was_lost_or_late_or_given_up() {
     let client = rig.attach(A);
     step_of_a(&client, 1, false, None);
     let ino = rig.file();
-    let held = || client.session.held.lock().get(&ino).copied().unwrap_or(0);
+    let held = || client.session.references().get(&ino).copied().unwrap_or(0);
     assert_eq!(held(), 1, "by its creation");
     let (after, limit) = (Cookie::DOTDOT, rig.server.namespace().dir_limit(Ino::ROOT).unwrap());
     let list = Call::List { ino: Ino::ROOT, after, limit, max_bytes: 4096, plus: true };

@@ -259,7 +259,7 @@ fn an_open_of_a_cached_file_counts_once_whose_answer_was_lost() {
     rig.put("f", "content", 0o644);
     let mount = rig.attach(1, None, &[]);
     let ino = mount.lookup(Ino::ROOT, "f").unwrap();
-    let opens = || mount.session.opens.lock().count(ino);
+    let opens = || mount.session.opens().count(ino);
     let closes = [(true, Call::Release(vec![(ino, 1)])), (false, Call::Close(vec![(ino, 1)]))];
     for (at, (local, close)) in closes.into_iter().enumerate() {
         let last = 3 * at as u64;
@@ -287,7 +287,7 @@ fn a_mount_whose_session_had_ended_finds_what_has_a_name_and_nothing_else() {
     let dir = away.lookup(Ino::ROOT, "d").unwrap();
     let all = ["f", "moves", "goes"].map(|name| away.lookup(dir, name).unwrap());
     assert_eq!(away.open(all[0], READ), Ok(true));
-    rig.sessions.end(&away.session, "its lease is over");
+    rig.sessions.teardown.end(&away.session, "its lease is over");
     assert!(matches!(away.call(Call::Getattr(all[0])).answer, Answer::SessionOver));
     // Nobody holds any of it now. Names change, and the PFS gives an old number to a new file.
     let dir_here = here.lookup(Ino::ROOT, "d").unwrap();

@@ -181,7 +181,7 @@ impl Run<'_> {
         self.answer(&session, (0, 0), Call::Reclaim(last));
         Mount {
             client,
-            turn: session.channel.connect(),
+            turn: session.channel().connect(),
             session,
             seqs: [0; SLOTS as usize + 1],
             held: Held::new(),
@@ -220,7 +220,7 @@ impl Run<'_> {
         };
         let mount = &mut self.mounts[at];
         lost.iter().for_each(|spec| take(&mut mount.held, spec));
-        mount.turn = session.channel.connect();
+        mount.turn = session.channel().connect();
         mount.session = session;
         mount.is_cut = false;
     }
@@ -295,7 +295,7 @@ impl Run<'_> {
                     self.ask_again(at);
                 }
                 // The answer is lost, and the session with it.
-                (_, 10) => self.rig.sessions.end(&session, "a test ends it"),
+                (_, 10) => self.rig.sessions.teardown.end(&session, "a test ends it"),
                 (_, 11..=16) => {}
                 (answer, _) => return answer,
             }
@@ -306,17 +306,17 @@ impl Run<'_> {
     fn hear(&mut self, at: usize) {
         let (session, turn) = (Arc::clone(&self.mounts[at].session), self.mounts[at].turn);
         // So that there is something.
-        session.channel.gone(Ino::ROOT, b"");
+        session.channel().gone(Ino::ROOT, b"");
         if session.is_over() || self.one_in(5) {
             return;
         }
-        let Some((serial, recall)) = session.channel.next(turn) else { return };
+        let Some((serial, recall)) = session.channel().next(turn) else { return };
         recall.granted.iter().for_each(|ticket| self.ended(at, ticket.0, true));
         recall.refused.iter().for_each(|(ticket, _)| self.ended(at, ticket.0, false));
         match self.one_in(5) {
             // Its answer is lost: it is told once more.
-            true => session.channel.undelivered(turn),
-            false => session.channel.done(turn, serial),
+            true => session.channel().undelivered(turn),
+            false => session.channel().done(turn, serial),
         }
     }
 
@@ -396,12 +396,12 @@ impl Run<'_> {
     fn cut_or_kill(&mut self, at: usize) {
         let session = Arc::clone(&self.mounts[at].session);
         if self.rng.random_range(0..2) == 0 {
-            self.rig.sessions.end(&session, "a test ends it");
+            self.rig.sessions.teardown.end(&session, "a test ends it");
             self.mounts[at].is_cut = true;
             return;
         }
         // Also one that was cut off before.
-        self.rig.sessions.detach(&session, DEAD);
+        self.rig.sessions.teardown.detach(&session, DEAD);
         let mount = self.mount(self.mounts[at].client + MOUNTS as u64);
         self.mounts[at] = mount;
     }
@@ -437,7 +437,7 @@ impl Run<'_> {
         }
         (0..MOUNTS).for_each(|at| self.hear(at));
         self.check_beliefs(when);
-        let locks = &self.rig.sessions.locks;
+        let locks = self.rig.sessions.locks.table();
         let (mut ranges, mut waiting) = (0, 0);
         for (at, mount) in self.mounts.iter().enumerate() {
             let there = locks.held_by(mount.session.id());
@@ -466,9 +466,9 @@ impl Run<'_> {
     fn end(mut self) {
         self.check("at the end");
         for mount in &self.mounts {
-            self.rig.sessions.detach(&mount.session, DEAD);
+            self.rig.sessions.teardown.detach(&mount.session, DEAD);
         }
-        let counts = self.rig.sessions.locks.counts();
+        let counts = self.rig.sessions.locks.table().counts();
         assert_eq!((counts.held, counts.waiting), (0, 0), "nobody is there any more");
     }
 }
@@ -497,7 +497,7 @@ fn a_lock_that_is_set_while_its_session_ends_goes_with_it() {
     let (sessions, ends) = (Arc::clone(&rig.sessions), Arc::clone(&session));
     HOOK.set(Some(Box::new(move |what: &str| {
         if what == "lock: to be set" {
-            sessions.end(&ends, "a test ends it");
+            sessions.teardown.end(&ends, "a test ends it");
         }
     })));
     let call = Call::Lock(LockCall::Set { spec: rig.spec(0, (0, 0), true), wait: None });
@@ -505,7 +505,7 @@ fn a_lock_that_is_set_while_its_session_ends_goes_with_it() {
     let answer = rig.sessions.call(&session, &request, &[], &mut Vec::new(), false).answer;
     HOOK.set(None);
     assert_eq!(answer, Answer::SessionOver, "it is asked again in the next session");
-    assert_eq!(rig.sessions.locks.counts().held, 0, "nobody would ever unlock it");
+    assert_eq!(rig.sessions.locks.table().counts().held, 0, "nobody would ever unlock it");
     rig.sessions.close();
 }
 
@@ -527,7 +527,7 @@ fn has_it_after_a_restart(is_cut_before: bool, had_by_other: bool) -> bool {
     };
     if is_cut_before {
         let session = Arc::clone(&run.mounts[0].session);
-        run.rig.sessions.end(&session, "a test ends it");
+        run.rig.sessions.teardown.end(&session, "a test ends it");
         meanwhile(&mut run);
     }
     run.rig.restart();
@@ -538,7 +538,7 @@ fn has_it_after_a_restart(is_cut_before: bool, had_by_other: bool) -> bool {
     }
     run.attach(0);
     let has_it = !run.mounts[0].held.is_empty();
-    assert_eq!(run.rig.sessions.locks.counts().held, usize::from(has_it));
+    assert_eq!(run.rig.sessions.locks.table().counts().held, usize::from(has_it));
     run.rig.sessions.close();
     has_it
 }

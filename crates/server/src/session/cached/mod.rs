@@ -2,75 +2,105 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `names`, `data` | names and attributes; what is in files |
+//! | `names`, `attributes`, `data` | names; attributes; what is in files |
+//! | `journal` | changes of names, written down before and after |
 //! | `opens` | which mounts have files open |
 //! | `peers` | files of which the names are at another server |
 //! | `rights` | what a mount may ask whose kernel is not believed |
 //! | `replay` | a call that an earlier start of the server had, or may have had |
+//!
+//! Each answers the calls of its area, which [`Cached`] routes to it once.
 
+mod attributes;
 mod data;
+mod journal;
 mod names;
 mod opens;
 mod peers;
 mod replay;
 mod rights;
 
-pub(super) use opens::Opens;
+pub(super) use opens::{OpenFiles, Opens};
 
+use super::Session;
 use super::buffer_type::BufferType;
-use super::calls::{At, Reply};
 use super::grace::Grace;
-use super::inodes::Inodes;
-use super::{Session, Sessions};
+use super::reply::{CallContext, Reply};
+use super::stack::Stack;
+use attributes::CacheAttributes;
+use data::CacheData;
 use forebay_cache::CacheFs;
 use forebay_credentials::acting::Judged;
-use forebay_lease::leases::Subject;
 use forebay_lease::slots::Before;
-use forebay_proto::api::Notify;
+use forebay_namespace::Namespace;
 use forebay_proto::api::ops::*;
-use forebay_proto::net::call::MAX_LISTING_BYTES;
-use forebay_proto::net::session::{ClientId, Reclaim};
+use forebay_proto::net::session::Reclaim;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Errno, Ino, Result, ShardId};
-use parking_lot::Mutex;
-use peers::is_of_names;
-use std::collections::{HashMap, HashSet};
+use journal::ChangeJournal;
+use names::CacheNames;
+use peers::{CachePeers, CacheTakes, is_of_names};
+use replay::CacheReplay;
+use rights::CacheRights;
 use std::fs::File;
 use std::sync::Arc;
 
 /// The type.
 pub(super) struct Cached {
     fs: Arc<CacheFs>,
-    /// Files that the kernels of clients may write although their session has ended.
-    writing: Mutex<HashMap<ClientId, HashSet<Ino>>>,
+    /// Has what is on flash.
+    namespace: Arc<Namespace>,
+    grace: Arc<Grace>,
+    /// No mount may change anything.
+    is_read_only: bool,
+    rights: Arc<CacheRights>,
+    open_files: Arc<OpenFiles>,
+    names: Arc<CacheNames>,
+    attributes: CacheAttributes,
+    data: Arc<CacheData>,
+    takes: CacheTakes,
+    peers: CachePeers,
+    replay: CacheReplay,
 }
 
 impl Cached {
-    pub(super) fn new(fs: Arc<CacheFs>) -> Cached {
-        Cached { fs, writing: Mutex::default() }
+    /// `open_files` is what `stack` was made with.
+    pub(super) fn new(
+        stack: &Stack,
+        fs: Arc<CacheFs>,
+        open_files: Arc<OpenFiles>,
+        is_read_only: bool,
+    ) -> Cached {
+        fs.set_notify(stack.notify());
+        let journal = Arc::new(ChangeJournal::new(&stack.namespace));
+        let rights = Arc::new(CacheRights::new(stack.shard, &fs));
+        let names = Arc::new(CacheNames::new(stack, &fs, &open_files, &journal, &rights));
+        let data = Arc::new(CacheData::new(stack, &fs, &open_files, &journal));
+        Cached {
+            namespace: Arc::clone(&stack.namespace),
+            grace: Arc::clone(&stack.grace),
+            is_read_only,
+            attributes: CacheAttributes::new(stack, &fs, &journal),
+            takes: CacheTakes::new(stack, &fs, &open_files),
+            peers: CachePeers::new(stack, &fs),
+            replay: CacheReplay::new(stack, &fs, &names, &data, &journal),
+            rights,
+            open_files,
+            names,
+            data,
+            fs,
+        }
     }
 }
 
 impl BufferType for Cached {
-    fn files(&self) -> &dyn FileSystem {
-        &*self.fs
-    }
-
-    fn inodes(&self) -> Arc<dyn Inodes> {
-        self.fs.clone()
-    }
-
-    fn set_notify(&self, notify: Arc<dyn Notify>) {
-        self.fs.set_notify(notify);
-    }
-
-    fn wait_until_settled(&self, grace: &Grace) {
+    fn wait_until_settled(&self) {
         // A mount of the last server may have open what a call could drop.
-        grace.wait();
+        self.grace.wait();
     }
 
     fn caller(&self, session: &Session, caller: &Caller) -> Caller {
-        match &session.acts_as {
+        match session.acts_as() {
             Some(acts_as) => acts_as.clone(),
             // Its process is another node's.
             None => Caller { pid: 0, ..caller.clone() },
@@ -78,7 +108,7 @@ impl BufferType for Cached {
     }
 
     fn believes_kernel_of(&self, session: &Session) -> bool {
-        session.acts_as.is_none()
+        session.acts_as().is_none()
     }
 
     fn owns_directories(&self) -> bool {
@@ -86,20 +116,50 @@ impl BufferType for Cached {
         false
     }
 
-    fn answer(&self, at: &At<'_>, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
-        let _judged = Judged::by_kernel(at.session.acts_as.is_none());
-        at.cache_call(self, call, room)
+    fn answer(&self, cx: &CallContext<'_>, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
+        let _judged = Judged::by_kernel(cx.session.acts_as().is_none());
+        if self.is_read_only && changes(call) {
+            return Reply::failed(Errno::EROFS);
+        }
+        if let Err(errno) = self.rights.must_be_allowed(cx, call) {
+            return Reply::failed(errno);
+        }
+        if !self.fs.ownership().has_names() && is_of_names(call) {
+            // No mount that keeps to the numbers asks this here.
+            return Reply::failed(Errno::ESTALE);
+        }
+        match *call {
+            Call::Read { .. }
+            | Call::Write { .. }
+            | Call::Open { .. }
+            | Call::Fsync { .. }
+            | Call::Fsyncdir(_)
+            | Call::Fallocate { .. }
+            | Call::Seek { .. }
+            | Call::CopyRange { .. } => self.data.answer(cx, call, room),
+            Call::Getattr(_)
+            | Call::Setattr { .. }
+            | Call::Getxattr { .. }
+            | Call::Listxattr(_)
+            | Call::Readlink(_)
+            | Call::Setxattr { .. }
+            | Call::Removexattr { .. } => self.attributes.answer(cx, call, room),
+            Call::Take { ino, after } => self.takes.take(cx, ino, after),
+            Call::TakeAll(ref all) => Reply::of(self.takes.take_all(cx, all)),
+            Call::Probe => cx.probe(&self.namespace).into(),
+            Call::Statfs => self.fs.statfs().map(Answer::Statfs).into(),
+            Call::SyncAll => self.fs.sync_all().into(),
+            // A cache's files are not striped, nor written as logs.
+            _ => self.names.answer(cx, call),
+        }
     }
 
-    fn answer_once(
-        &self,
-        at: &At<'_>,
-        call: &Call<'_>,
-        before: Before,
-        room: &mut Vec<u8>,
-    ) -> Reply {
-        let _judged = Judged::by_kernel(at.session.acts_as.is_none());
-        at.cache_answer_once(self, call, before, room)
+    fn replayed(&self, cx: &CallContext<'_>, call: &Call<'_>, before: Before) -> Option<Reply> {
+        let _judged = Judged::by_kernel(cx.session.acts_as().is_none());
+        if let Err(errno) = self.rights.must_be_allowed(cx, call) {
+            return Some(Reply::failed(errno));
+        }
+        self.replay.answer(cx, call, before)
     }
 
     fn object_again(&self, _: &Caller, ino: Ino) -> Option<Arc<File>> {
@@ -107,48 +167,23 @@ impl BufferType for Cached {
         self.fs.mounts().object(ino).ok()
     }
 
-    fn answer_peer(&self, sessions: &Sessions, from: ShardId, request: &[u8]) -> Result<Vec<u8>> {
-        self.peer_answered(sessions, from, request)
+    fn answer_peer(&self, from: ShardId, request: &[u8]) -> Result<Vec<u8>> {
+        self.peers.answer(from, request)
     }
 
-    fn must_know(&self, at: &At<'_>, ino: Ino) -> Result<()> {
-        at.must_know(self, ino)
+    fn must_know(&self, cx: &CallContext<'_>, ino: Ino) -> Result<()> {
+        self.rights.must_know(cx, ino)
     }
 
     fn may_have_held(&self, session: &Session, ino: Ino) -> bool {
-        match &session.acts_as {
+        match session.acts_as() {
             Some(who) => ino == Ino::ROOT || self.fs.mounts().may_reach(who, ino).is_ok(),
             None => true,
         }
     }
 
-    fn reopen(&self, at: &At<'_>, part: &Reclaim) {
-        self.opens_again(at, part);
-    }
-
-    fn closed(&self, session: &Session, ino: Ino, count: u64, local: bool) {
-        self.opens_closed(session, ino, count, local);
-    }
-
-    fn end_opens(&self, session: &Session) {
-        self.opens_ended(session);
-    }
-
-    fn client_left(&self, client: ClientId, held: Vec<Ino>) {
-        self.fs.mounts().mount_left(client, held);
-    }
-
-    fn client_is_back(&self, client: ClientId) {
-        self.fs.mounts().mount_is_back(client);
-    }
-
-    fn client_has_gone(&self, client: ClientId) {
-        self.writing.lock().remove(&client);
-        self.fs.mounts().mount_is_back(client);
-    }
-
-    fn clients_are_back(&self, given_up: &[ClientId]) {
-        self.fs.mounts().mounts_are_back(given_up);
+    fn reopen(&self, cx: &CallContext<'_>, part: &Reclaim) {
+        self.open_files.reopen(cx, &self.rights, part);
     }
 }
 
@@ -162,81 +197,5 @@ fn changes(call: &Call<'_>) -> bool {
             false
         }
         other => other.is_once_only(),
-    }
-}
-
-impl At<'_> {
-    /// Answers any call on a cache's files.
-    fn cache_call(&self, cache: &Cached, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
-        let who = &self.caller;
-        if self.sessions.facts.is_read_only() && changes(call) {
-            return Reply::failed(Errno::EROFS);
-        }
-        if let Err(errno) = self.must_be_allowed(cache, call) {
-            return Reply::failed(errno);
-        }
-        if !cache.fs.ownership().has_names() && is_of_names(call) {
-            // No mount that keeps to the numbers asks this here.
-            return Reply::failed(Errno::ESTALE);
-        }
-        let answer = match *call {
-            Call::Take { ino, after } => return self.cache_take(cache, ino, after),
-            Call::TakeAll(ref all) => Ok(self.cache_take_all(cache, all)),
-            Call::Lookup { parent, name } => self.cache_lookup(cache, parent, name),
-            Call::Mknod { parent, name, kind, args, rdev, .. } => {
-                let make = || cache.fs.mknod(who, parent, name, kind, args, rdev);
-                self.cache_make(cache, parent, None, make)
-            }
-            Call::Mkdir { parent, name, args, .. } => {
-                self.cache_make(cache, parent, None, || cache.fs.mkdir(who, parent, name, args))
-            }
-            Call::Symlink { parent, name, target, .. } => {
-                self.cache_make(cache, parent, None, || cache.fs.symlink(who, parent, name, target))
-            }
-            Call::Link { ino, parent, name } => {
-                self.cache_make(cache, parent, Some(ino), || cache.fs.link(who, ino, parent, name))
-            }
-            Call::Unlink { parent, name } => {
-                self.cache_remove(cache, parent, name, || cache.fs.unlink(who, parent, name))
-            }
-            Call::Rmdir { parent, name } => {
-                self.cache_remove(cache, parent, name, || cache.fs.rmdir(who, parent, name))
-            }
-            Call::Rename { parent, name, new_parent, new_name, flags } => {
-                self.cache_rename(cache, (parent, name), (new_parent, new_name), flags)
-            }
-            Call::Create { parent, name, args, want_local, .. } => {
-                let created = self.cache_create(cache, parent, name, args, want_local);
-                return created.unwrap_or_else(Reply::failed);
-            }
-            Call::Tmpfile { parent, args, want_local } => {
-                let made = self.cache_tmpfile(cache, parent, args, want_local);
-                return made.unwrap_or_else(Reply::failed);
-            }
-            Call::DirLimit(ino) => cache.fs.dir_limit(ino).map(Answer::Limit),
-            Call::List { ino, after, limit, max_bytes, plus } => {
-                let plus = plus && self.may_stat_below(cache, ino);
-                self.list(ino, after, limit, max_bytes.min(MAX_LISTING_BYTES), plus)
-            }
-            Call::Setattr { ino, ref change } => self.cache_setattr(cache, ino, change),
-            Call::Getxattr { ino, name } => return self.bytes(cache.fs.getxattr(ino, name), room),
-            Call::Listxattr(ino) => return self.bytes(cache.fs.listxattr(ino), room),
-            Call::Readlink(ino) => return self.bytes(cache.fs.readlink(ino), room),
-            Call::Setxattr { ino, name, flags, kill_sgid } => {
-                let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-                let set = cache.fs.setxattr(who, ino, name, self.payload, flags, kill_sgid);
-                set.map(|()| Answer::Done)
-            }
-            Call::Removexattr { ino, name } => {
-                let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-                cache.fs.removexattr(who, ino, name).map(|()| Answer::Done)
-            }
-            Call::Getattr(ino) => self.getattr(ino),
-            Call::Probe => return self.probe().into(),
-            Call::Statfs => cache.fs.statfs().map(Answer::Statfs),
-            Call::SyncAll => cache.fs.sync_all().map(|()| Answer::Done),
-            ref data => return self.cache_data_call(cache, data, room),
-        };
-        answer.into()
     }
 }

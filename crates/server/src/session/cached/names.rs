@@ -1,209 +1,254 @@
-//! Calls on a cache: names and attributes, which are the PFS's.
+//! Calls on a cache's names, which are the PFS's.
 //!
 //! As in `scratch::names`: every change takes its directory's turn, finds which inodes it is about, recalls
 //! what others believe of them, and is then made. The PFS keeps no record of who asked for what, so a
-//! change of names is written down before and after (`replay` reads it).
+//! change of names is written down before and after ([`super::journal`]).
 
-use super::Cached;
-use crate::session::calls::{At, Reply};
-use crate::session::names::subjects_of_rename;
-use forebay_failpoint::step;
+use super::journal::{ChangeJournal, NOTHING};
+use super::opens::OpenFiles;
+use super::peers::is_elsewhere;
+use super::rights::CacheRights;
+use crate::session::changes::Changes;
+use crate::session::grants::Grants;
+use crate::session::names::{Listing, after_rename, subjects_of_rename};
+use crate::session::reply::{CallContext, Reply};
+use crate::session::stack::Stack;
+use forebay_cache::CacheFs;
 use forebay_lease::leases::Subject;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, Opened};
-use forebay_proto::net::Answer;
-use forebay_proto::{Attr, Entry, Errno, Ino, Result, SetAttr};
-use forebay_store::record::Answered;
+use forebay_proto::net::{Answer, Call};
+use forebay_proto::{Attr, Entry, Errno, Ino, Result};
+use std::sync::Arc;
 
-/// A number that means nothing: what is moved or removed is not known to any mount.
-pub(super) const NOTHING: Ino = Ino(0);
+/// Answers them.
+pub(super) struct CacheNames {
+    fs: Arc<CacheFs>,
+    grants: Arc<Grants>,
+    changes: Arc<Changes>,
+    open_files: Arc<OpenFiles>,
+    journal: Arc<ChangeJournal>,
+    rights: Arc<CacheRights>,
+}
 
-impl At<'_> {
-    pub(super) fn cache_lookup(&self, cache: &Cached, parent: Ino, name: &[u8]) -> Result<Answer> {
-        let keep_names = self.keep_names(parent);
-        match cache.fs.lookup(&self.caller, parent, name) {
-            Ok(entry) if self.is_elsewhere(cache, &entry.attr) => {
+impl CacheNames {
+    pub(super) fn new(
+        stack: &Stack,
+        fs: &Arc<CacheFs>,
+        open_files: &Arc<OpenFiles>,
+        journal: &Arc<ChangeJournal>,
+        rights: &Arc<CacheRights>,
+    ) -> CacheNames {
+        CacheNames {
+            fs: Arc::clone(fs),
+            grants: Arc::clone(&stack.grants),
+            changes: Arc::clone(&stack.changes),
+            open_files: Arc::clone(open_files),
+            journal: Arc::clone(journal),
+            rights: Arc::clone(rights),
+        }
+    }
+
+    pub(super) fn answer(&self, cx: &CallContext<'_>, call: &Call<'_>) -> Reply {
+        let (fs, who) = (&*self.fs, &cx.caller);
+        let answer = match *call {
+            Call::Lookup { parent, name } => self.lookup(cx, parent, name),
+            Call::Mknod { parent, name, kind, args, rdev, .. } => {
+                self.make(cx, parent, None, || fs.mknod(who, parent, name, kind, args, rdev))
+            }
+            Call::Mkdir { parent, name, args, .. } => {
+                self.make(cx, parent, None, || fs.mkdir(who, parent, name, args))
+            }
+            Call::Symlink { parent, name, target, .. } => {
+                self.make(cx, parent, None, || fs.symlink(who, parent, name, target))
+            }
+            Call::Link { ino, parent, name } => {
+                self.make(cx, parent, Some(ino), || fs.link(who, ino, parent, name))
+            }
+            Call::Unlink { parent, name } => {
+                self.remove(cx, parent, name, || fs.unlink(who, parent, name))
+            }
+            Call::Rmdir { parent, name } => {
+                self.remove(cx, parent, name, || fs.rmdir(who, parent, name))
+            }
+            Call::Rename { parent, name, new_parent, new_name, flags } => {
+                self.rename(cx, (parent, name), (new_parent, new_name), flags)
+            }
+            Call::Create { parent, name, args, want_local, .. } => {
+                let created = self.create(cx, parent, name, args, want_local);
+                return created.unwrap_or_else(Reply::failed);
+            }
+            Call::Tmpfile { parent, args, want_local } => {
+                let made = self.tmpfile(cx, parent, args, want_local);
+                return made.unwrap_or_else(Reply::failed);
+            }
+            Call::DirLimit(ino) => fs.dir_limit(ino).map(Answer::Limit),
+            Call::List { ino, after, limit, max_bytes, plus } => {
+                let plus = plus && self.rights.may_stat_below(cx, ino);
+                let part = Listing { dir: ino, after, limit, max_bytes, plus };
+                part.answer(fs, &self.grants, cx.session)
+            }
+            _ => Err(Errno::ENOSYS),
+        };
+        answer.into()
+    }
+
+    pub(super) fn lookup(&self, cx: &CallContext<'_>, parent: Ino, name: &[u8]) -> Result<Answer> {
+        let keep_names = self.grants.keep_names(cx.session, parent);
+        match self.fs.lookup(&cx.caller, parent, name) {
+            Ok(entry) if is_elsewhere(&self.fs, &entry.attr) => {
                 Ok(Answer::Elsewhere { ino: entry.attr.ino, kind: None, keep_names })
             }
             Ok(entry) => {
-                self.sessions.took(self.session, entry.attr.ino);
-                Ok(self.entry(entry.attr, keep_names))
+                self.grants.took(cx.session, entry.attr.ino);
+                Ok(self.grants.entry(cx.session, entry.attr, keep_names))
             }
             Err(Errno::ENOENT) => Ok(Answer::Absent { keep_names }),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Makes a change of names on the PFS, written down before and after. `goes`: what it moves or
-    /// removes.
-    pub(super) fn noted<T>(
+    fn make(
         &self,
-        goes: Ino,
-        change: impl FnOnce() -> Result<T>,
-        made: impl FnOnce(&T) -> Ino,
-    ) -> Result<T> {
-        let names = self.namespace();
-        names.answers().note(&self.caller, Answered::Begun(goes))?;
-        step("cache: a change of names is written down");
-        let changed = change();
-        step("cache: a change of names is made");
-        let what = changed.as_ref().map_or(Answered::Undone, |done| Answered::Made(made(done)));
-        names.answers().note(&self.caller, what)?;
-        step("cache: a change of names is done");
-        changed
-    }
-
-    pub(super) fn cache_make(
-        &self,
-        cache: &Cached,
+        cx: &CallContext<'_>,
         parent: Ino,
         linked: Option<Ino>,
         make: impl FnOnce() -> Result<Entry>,
     ) -> Result<Answer> {
         let (entry, elsewhere) = {
-            let _turn = self.sessions.order.of(parent);
+            let _turn = self.changes.turn(parent);
             let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
             subjects.extend(linked.map(Subject::Attrs));
-            let _changing = self.sessions.change(self.session, &subjects);
-            let entry = self.noted(NOTHING, make, |entry| entry.attr.ino)?;
-            let elsewhere = self.is_elsewhere(cache, &entry.attr);
+            let _changing = self.changes.change(cx.session, &subjects);
+            let entry = self.journal.noted(cx, NOTHING, make, |entry| entry.attr.ino)?;
+            let elsewhere = is_elsewhere(&self.fs, &entry.attr);
             if !elsewhere {
-                self.sessions.took(self.session, entry.attr.ino);
+                self.grants.took(cx.session, entry.attr.ino);
             }
             (entry, elsewhere)
         };
-        let keep_names = self.keep_names(parent);
+        let keep_names = self.grants.keep_names(cx.session, parent);
         if elsewhere {
             return Ok(Answer::Elsewhere { ino: entry.attr.ino, kind: None, keep_names });
         }
-        Ok(self.entry(entry.attr, keep_names))
+        Ok(self.grants.entry(cx.session, entry.attr, keep_names))
     }
 
-    pub(super) fn cache_create(
+    fn create(
         &self,
-        cache: &Cached,
+        cx: &CallContext<'_>,
         parent: Ino,
         name: &[u8],
         args: CreateArgs,
         want_local: bool,
     ) -> Result<Reply> {
-        let want_local = want_local && self.local;
+        let want_local = want_local && cx.local;
         let (entry, opened) = {
-            let _turn = self.sessions.order.of(parent);
+            let _turn = self.changes.turn(parent);
             let subjects = [Subject::Names(parent), Subject::Attrs(parent)];
-            let _changing = self.sessions.change(self.session, &subjects);
-            let create = || cache.fs.create(&self.caller, parent, name, args, want_local);
-            let (entry, opened) = self.noted(NOTHING, create, |(entry, _)| entry.attr.ino)?;
-            if self.is_elsewhere(cache, &entry.attr) {
-                let keep_names = self.keep_names(parent);
+            let _changing = self.changes.change(cx.session, &subjects);
+            let create = || self.fs.create(&cx.caller, parent, name, args, want_local);
+            let (entry, opened) =
+                self.journal.noted(cx, NOTHING, create, |(entry, _)| entry.attr.ino)?;
+            if is_elsewhere(&self.fs, &entry.attr) {
+                let keep_names = self.grants.keep_names(cx.session, parent);
                 return Ok(Reply::of(Answer::Elsewhere {
                     ino: entry.attr.ino,
                     kind: None,
                     keep_names,
                 }));
             }
-            self.sessions.took(self.session, entry.attr.ino);
-            self.opened(cache, entry.attr.ino, opened.local.is_some(), libc::O_RDWR as u32);
+            self.grants.took(cx.session, entry.attr.ino);
+            self.open_files.opened(
+                cx.session,
+                &self.grants,
+                entry.attr.ino,
+                opened.local.is_some(),
+                libc::O_RDWR as u32,
+            );
             (entry, opened)
         };
-        Ok(self.made_open(parent, entry.attr, opened))
+        Ok(self.made_open(cx, parent, entry.attr, opened))
     }
 
     /// Nothing of it is written down: a server that starts finds no file without a name, and makes another one.
-    pub(super) fn cache_tmpfile(
+    fn tmpfile(
         &self,
-        cache: &Cached,
+        cx: &CallContext<'_>,
         parent: Ino,
         args: CreateArgs,
         want_local: bool,
     ) -> Result<Reply> {
-        let want_local = want_local && self.local;
-        let (entry, opened) = cache.fs.tmpfile(&self.caller, parent, args, want_local)?;
-        self.sessions.took(self.session, entry.attr.ino);
-        self.opened(cache, entry.attr.ino, opened.local.is_some(), libc::O_RDWR as u32);
-        Ok(self.made_open(parent, entry.attr, opened))
+        let want_local = want_local && cx.local;
+        let (entry, opened) = self.fs.tmpfile(&cx.caller, parent, args, want_local)?;
+        self.grants.took(cx.session, entry.attr.ino);
+        self.open_files.opened(
+            cx.session,
+            &self.grants,
+            entry.attr.ino,
+            opened.local.is_some(),
+            libc::O_RDWR as u32,
+        );
+        Ok(self.made_open(cx, parent, entry.attr, opened))
     }
 
     /// The answer with what was made and is open.
-    fn made_open(&self, parent: Ino, attr: Attr, opened: Opened) -> Reply {
+    fn made_open(&self, cx: &CallContext<'_>, parent: Ino, attr: Attr, opened: Opened) -> Reply {
         let answer = Answer::Created {
-            attr: self.sessions.keep(self.session, attr),
-            keep_names: self.keep_names(parent),
+            attr: self.grants.keep(cx.session, attr),
+            keep_names: self.grants.keep_names(cx.session, parent),
             local: opened.local.is_some(),
         };
         Reply { file: opened.local, ..Reply::of(answer) }
     }
 
-    pub(super) fn cache_remove(
+    fn remove(
         &self,
-        cache: &Cached,
+        cx: &CallContext<'_>,
         parent: Ino,
         name: &[u8],
         remove: impl FnOnce() -> Result<()>,
     ) -> Result<Answer> {
-        let _turn = self.sessions.order.of(parent);
+        let _turn = self.changes.turn(parent);
         let mut subjects = vec![Subject::Names(parent), Subject::Attrs(parent)];
-        let child = cache.fs.mounts().peek(&self.caller, parent, name)?.map(|(ino, _)| ino);
+        let child = self.fs.mounts().peek(&cx.caller, parent, name)?.map(|(ino, _)| ino);
         subjects.extend(child.map(Subject::Attrs));
-        let _changing = self.sessions.change(self.session, &subjects);
-        self.noted(child.unwrap_or(NOTHING), remove, |()| NOTHING)?;
+        let _changing = self.changes.change(cx.session, &subjects);
+        self.journal.noted(cx, child.unwrap_or(NOTHING), remove, |()| NOTHING)?;
         if let Some(child) = child {
-            self.sessions.name_gone(Some(self.session.id()), child, parent, name);
+            self.changes.name_gone(Some(cx.session.id()), child, parent, name);
         }
         Ok(Answer::Done)
     }
 
-    pub(super) fn cache_rename(
+    fn rename(
         &self,
-        cache: &Cached,
+        cx: &CallContext<'_>,
         from: (Ino, &[u8]),
         to: (Ino, &[u8]),
         flags: u32,
     ) -> Result<Answer> {
-        let moved = self.cache_renamed(cache, from, to, flags)?;
-        self.sessions.dirs_moved(self.session.id(), &moved);
+        let moved = self.renamed(cx, from, to, flags)?;
+        self.changes.dirs_moved(cx.session.id(), &moved);
         Ok(Answer::Done)
     }
 
-    fn cache_renamed<'n>(
+    fn renamed<'n>(
         &self,
-        cache: &Cached,
+        cx: &CallContext<'_>,
         from: (Ino, &'n [u8]),
         to: (Ino, &'n [u8]),
         flags: u32,
     ) -> Result<Vec<(Ino, &'n [u8])>> {
-        let _turns = self.sessions.order.of_two(from.0, to.0);
+        let _turns = self.changes.turns(from.0, to.0);
         let mut subjects = subjects_of_rename(from.0, to.0);
-        let moved = cache.fs.mounts().peek(&self.caller, from.0, from.1)?;
-        let replaced = cache.fs.mounts().peek(&self.caller, to.0, to.1)?;
+        let moved = self.fs.mounts().peek(&cx.caller, from.0, from.1)?;
+        let replaced = self.fs.mounts().peek(&cx.caller, to.0, to.1)?;
         let inode = |(ino, _)| Subject::Attrs(ino);
         subjects.extend(moved.into_iter().chain(replaced).map(inode));
-        let _changing = self.sessions.change(self.session, &subjects);
-        let rename = || cache.fs.rename(&self.caller, from.0, from.1, to.0, to.1, flags);
-        self.noted(moved.map_or(NOTHING, |(ino, _)| ino), rename, |()| NOTHING)?;
-        Ok(self.after_rename((from, moved), (to, replaced), flags))
-    }
-
-    pub(super) fn cache_setattr(
-        &self,
-        cache: &Cached,
-        ino: Ino,
-        change: &SetAttr,
-    ) -> Result<Answer> {
-        let attr = {
-            let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-            match change.size_bytes {
-                None => cache.fs.setattr(&self.caller, ino, change)?,
-                Some(_) => {
-                    let _turn = self.sessions.sizes.alone(ino);
-                    let set = || cache.fs.setattr(&self.caller, ino, change);
-                    self.noted(NOTHING, set, |_| NOTHING)?
-                }
-            }
-        };
-        if change.size_bytes.is_some() {
-            self.sessions.bytes_gone(self.session.id(), ino);
-        }
-        Ok(Answer::Attr(self.sessions.keep(self.session, attr)))
+        let _changing = self.changes.change(cx.session, &subjects);
+        let rename = || self.fs.rename(&cx.caller, from.0, from.1, to.0, to.1, flags);
+        self.journal.noted(cx, moved.map_or(NOTHING, |(ino, _)| ino), rename, |()| NOTHING)?;
+        Ok(after_rename(&self.changes, cx.session, (from, moved), (to, replaced), flags))
     }
 }

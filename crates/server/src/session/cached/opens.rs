@@ -6,13 +6,18 @@
 //! Invariant: a file that a client's kernel may have written while its session had ended is read when the
 //! client is back, also if a drain has made it clean meanwhile.
 
-use super::Cached;
+use super::rights::CacheRights;
 use crate::session::Session;
-use crate::session::calls::At;
+use crate::session::buffer_type::ClientFiles;
+use crate::session::grants::Grants;
+use crate::session::reply::CallContext;
+use forebay_cache::CacheFs;
 use forebay_proto::Ino;
 use forebay_proto::api::ops::*;
-use forebay_proto::net::session::Reclaim;
+use forebay_proto::net::session::{ClientId, Reclaim};
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// What a session has open.
 #[derive(Default)]
@@ -86,56 +91,33 @@ fn reads(open_flags: u32) -> bool {
     open_flags as i32 & libc::O_ACCMODE != libc::O_WRONLY
 }
 
-impl Cached {
-    /// Opens of a session are over.
-    pub(super) fn opens_closed(&self, session: &Session, ino: Ino, count: u64, local: bool) {
-        let cache = &self.fs;
-        let (given, is_last) = session.opens.lock().take(ino, count, local);
-        for _ in 0..given {
-            cache.release(ino, local);
-        }
-        if is_last {
-            cache.forget(ino, 1);
-        }
-    }
+/// All of a cache's files that its clients have open.
+pub(in crate::session) struct OpenFiles {
+    fs: Arc<CacheFs>,
+    /// Files that the kernels of clients may write although their session has ended.
+    writing: Mutex<HashMap<ClientId, HashSet<Ino>>>,
+}
 
-    /// The session is over: so is what it has open, but a kernel of its client may write on.
-    pub(super) fn opens_ended(&self, session: &Session) {
-        let cache = &self.fs;
-        let opens = std::mem::take(&mut *session.opens.lock());
-        let writing: HashSet<Ino> =
-            opens.writing.iter().filter(|ino| opens.local.contains_key(ino)).copied().collect();
-        if !writing.is_empty() {
-            let mut clients = self.writing.lock();
-            clients.entry(session.attach.client).or_default().extend(writing);
-        }
-        let all: HashSet<Ino> = opens.served.keys().chain(opens.local.keys()).copied().collect();
-        for (list, local) in [(opens.served, false), (opens.local, true)] {
-            for (ino, count) in list {
-                for _ in 0..count {
-                    cache.opens().release_unheard(ino, local);
-                }
-            }
-        }
-        for ino in all {
-            cache.forget(ino, 1);
-        }
+impl OpenFiles {
+    /// Nothing is open.
+    pub(in crate::session) fn new(fs: Arc<CacheFs>) -> OpenFiles {
+        OpenFiles { fs, writing: Mutex::default() }
     }
 
     /// What a client has open from before a restart of the server, or of its session. What is not there
     /// any more is passed over: it is ESTALE when it is used.
-    pub(super) fn opens_again(&self, at: &At<'_>, part: &Reclaim) {
+    pub(super) fn reopen(&self, cx: &CallContext<'_>, rights: &CacheRights, part: &Reclaim) {
         let cache = &self.fs;
-        let client = at.session.attach.client;
+        let client = cx.session.client();
         for (list, local) in [(&part.served, false), (&part.opens, true)] {
             for &(ino, count) in list {
                 let written =
                     local && self.writing.lock().get(&client).is_some_and(|w| w.contains(&ino));
                 // Only whose kernel is believed is believed what it had open, and how.
-                if at.must_know(self, ino).is_err() {
+                if rights.must_know(cx, ino).is_err() {
                     continue;
                 }
-                let may = |flags| match &at.session.acts_as {
+                let may = |flags| match cx.session.acts_as() {
                     None => true,
                     Some(who) => cache.mounts().may_open(who, ino, flags).is_ok(),
                 };
@@ -146,8 +128,8 @@ impl Cached {
                 }
                 match cache.opens().reopen(ino, count, local, written) {
                     Ok(by_kernel) => {
-                        let mut opens = at.session.opens.lock();
-                        at.refer(self, opens.add(ino, count, local), ino);
+                        let mut opens = cx.session.opens();
+                        self.refer(opens.add(ino, count, local), ino);
                         if writing && (by_kernel || !local) {
                             opens.writing.insert(ino);
                         }
@@ -165,25 +147,30 @@ impl Cached {
             self.writing.lock().remove(&client);
         }
     }
-}
 
-impl At<'_> {
     /// What is open is referenced. A mount gives references and opens back by different ways: a number must
     /// not mean another file before the last close of this one is heard of.
-    fn refer(&self, cache: &Cached, is_first: bool, ino: Ino) {
+    fn refer(&self, is_first: bool, ino: Ino) {
         if is_first {
-            cache.fs.mounts().take_reference(ino);
+            self.fs.mounts().take_reference(ino);
         }
     }
 
     /// An open was given out.
-    pub(super) fn opened(&self, cache: &Cached, ino: Ino, local: bool, open_flags: u32) {
+    pub(super) fn opened(
+        &self,
+        session: &Session,
+        grants: &Grants,
+        ino: Ino,
+        local: bool,
+        open_flags: u32,
+    ) {
         if local {
-            self.sessions.leases.opened_locally(ino, self.session.id());
+            grants.opened_locally(session, ino);
         }
         {
-            let mut opens = self.session.opens.lock();
-            self.refer(cache, opens.add(ino, 1, local), ino);
+            let mut opens = session.opens();
+            self.refer(opens.add(ino, 1, local), ino);
             if writes(open_flags) {
                 opens.writing.insert(ino);
             }
@@ -191,9 +178,61 @@ impl At<'_> {
                 opens.reading.insert(ino);
             }
         }
-        if self.session.is_over() {
+        if session.is_over() {
             // It ended just now, perhaps before this.
-            cache.opens_ended(self.session);
+            self.end_opens(session);
         }
+    }
+}
+
+impl ClientFiles for OpenFiles {
+    fn closed(&self, session: &Session, ino: Ino, count: u64, local: bool) {
+        let cache = &self.fs;
+        let (given, is_last) = session.opens().take(ino, count, local);
+        for _ in 0..given {
+            cache.release(ino, local);
+        }
+        if is_last {
+            cache.forget(ino, 1);
+        }
+    }
+
+    fn end_opens(&self, session: &Session) {
+        let cache = &self.fs;
+        let opens = std::mem::take(&mut *session.opens());
+        let writing: HashSet<Ino> =
+            opens.writing.iter().filter(|ino| opens.local.contains_key(ino)).copied().collect();
+        if !writing.is_empty() {
+            let mut clients = self.writing.lock();
+            clients.entry(session.client()).or_default().extend(writing);
+        }
+        let all: HashSet<Ino> = opens.served.keys().chain(opens.local.keys()).copied().collect();
+        for (list, local) in [(opens.served, false), (opens.local, true)] {
+            for (ino, count) in list {
+                for _ in 0..count {
+                    cache.opens().release_unheard(ino, local);
+                }
+            }
+        }
+        for ino in all {
+            cache.forget(ino, 1);
+        }
+    }
+
+    fn client_left(&self, client: ClientId, held: Vec<Ino>) {
+        self.fs.mounts().mount_left(client, held);
+    }
+
+    fn client_is_back(&self, client: ClientId) {
+        self.fs.mounts().mount_is_back(client);
+    }
+
+    fn client_has_gone(&self, client: ClientId) {
+        self.writing.lock().remove(&client);
+        self.fs.mounts().mount_is_back(client);
+    }
+
+    fn clients_are_back(&self, given_up: &[ClientId]) {
+        self.fs.mounts().mounts_are_back(given_up);
     }
 }

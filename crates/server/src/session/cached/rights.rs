@@ -7,22 +7,35 @@
 //! no data is read or written but of files that were opened so; what it says to hold from before a restart is
 //! looked for by its names as this user. Called before any call on a cache.
 
-use super::Cached;
-use crate::session::calls::At;
+use crate::session::Session;
+use crate::session::reply::CallContext;
+use forebay_cache::CacheFs;
 use forebay_proto::net::Call;
-use forebay_proto::{Errno, Ino, Result};
+use forebay_proto::{Errno, Ino, Result, ShardId};
+use std::sync::Arc;
 
 /// Access to a file or directory, as for `open(2)`.
 const READ: u32 = libc::O_RDONLY as u32;
 const WRITE: u32 = libc::O_WRONLY as u32;
 
-impl At<'_> {
+/// Judges calls.
+pub(super) struct CacheRights {
+    /// Of this server.
+    shard: ShardId,
+    fs: Arc<CacheFs>,
+}
+
+impl CacheRights {
+    pub(super) fn new(shard: ShardId, fs: &Arc<CacheFs>) -> CacheRights {
+        CacheRights { shard, fs: Arc::clone(fs) }
+    }
+
     /// An error if this mount may not do this.
-    pub(super) fn must_be_allowed(&self, cache: &Cached, call: &Call<'_>) -> Result<()> {
-        if self.session.acts_as.is_none() {
+    pub(super) fn must_be_allowed(&self, cx: &CallContext<'_>, call: &Call<'_>) -> Result<()> {
+        if cx.session.acts_as().is_none() {
             return Ok(());
         }
-        let held = |ino: Ino| self.must_hold(cache, ino);
+        let held = |ino: Ino| self.must_hold(cx, ino);
         match *call {
             Call::Lookup { parent, .. }
             | Call::Mknod { parent, .. }
@@ -46,32 +59,32 @@ impl At<'_> {
                 // As the kernel has it for xattr(7).
                 match (name.starts_with(b"user.forebay."), name.starts_with(b"user.")) {
                     _ if name.starts_with(b"trusted.") => Err(Errno::ENODATA),
-                    (false, true) => cache.fs.mounts().may_open(&self.caller, ino, READ),
+                    (false, true) => self.fs.mounts().may_open(&cx.caller, ino, READ),
                     _ => Ok(()),
                 }
             }
             Call::Setattr { ino, ref change } => {
                 held(ino)?;
                 match change.size_bytes {
-                    Some(_) if !self.session.opens.lock().may_write(ino) => {
-                        cache.fs.mounts().may_open(&self.caller, ino, WRITE)
+                    Some(_) if !cx.session.opens().may_write(ino) => {
+                        self.fs.mounts().may_open(&cx.caller, ino, WRITE)
                     }
                     _ => Ok(()),
                 }
             }
             Call::List { ino, .. } => {
                 held(ino)?;
-                cache.fs.mounts().may_open(&self.caller, ino, READ)
+                self.fs.mounts().may_open(&cx.caller, ino, READ)
             }
             Call::Open { ino, open_flags, .. } => {
                 held(ino)?;
                 let access = open_flags & libc::O_ACCMODE as u32;
-                cache.fs.mounts().may_open(&self.caller, ino, access)
+                self.fs.mounts().may_open(&cx.caller, ino, access)
             }
-            Call::Read { ino, .. } | Call::Seek { ino, .. } => self.must_read(ino),
-            Call::Write { ino, .. } | Call::Fallocate { ino, .. } => self.must_write(ino),
+            Call::Read { ino, .. } | Call::Seek { ino, .. } => must_read(cx.session, ino),
+            Call::Write { ino, .. } | Call::Fallocate { ino, .. } => must_write(cx.session, ino),
             Call::CopyRange { source, target, .. } => {
-                self.must_read(source).and_then(|()| self.must_write(target))
+                must_read(cx.session, source).and_then(|()| must_write(cx.session, target))
             }
             Call::Fsync { ino, .. } => held(ino),
             _ => Ok(()),
@@ -79,40 +92,40 @@ impl At<'_> {
     }
 
     /// True if a listing may tell attributes, as `stat` of each name does.
-    pub(super) fn may_stat_below(&self, cache: &Cached, ino: Ino) -> bool {
-        self.session.acts_as.is_none() || cache.fs.mounts().may_search(&self.caller, ino).is_ok()
+    pub(super) fn may_stat_below(&self, cx: &CallContext<'_>, ino: Ino) -> bool {
+        cx.session.acts_as().is_none() || self.fs.mounts().may_search(&cx.caller, ino).is_ok()
     }
 
     /// An error if this mount speaks of what it was not given.
-    pub(super) fn must_know(&self, cache: &Cached, ino: Ino) -> Result<()> {
-        match self.session.acts_as.is_some() {
-            true => self.must_hold(cache, ino),
+    pub(super) fn must_know(&self, cx: &CallContext<'_>, ino: Ino) -> Result<()> {
+        match cx.session.acts_as().is_some() {
+            true => self.must_hold(cx, ino),
             false => Ok(()),
         }
     }
 
-    fn must_hold(&self, cache: &Cached, ino: Ino) -> Result<()> {
-        if ino == Ino::ROOT || self.session.held.lock().contains_key(&ino) {
+    fn must_hold(&self, cx: &CallContext<'_>, ino: Ino) -> Result<()> {
+        if ino == Ino::ROOT || cx.session.holds(ino) {
             return Ok(());
         }
         // What another server has, this mount holds there.
-        match ino.shard() != self.sessions.facts.shard {
-            true => cache.fs.mounts().may_reach(&self.caller, ino),
+        match ino.shard() != self.shard {
+            true => self.fs.mounts().may_reach(&cx.caller, ino),
             false => Err(Errno::ESTALE),
         }
     }
+}
 
-    fn must_read(&self, ino: Ino) -> Result<()> {
-        match self.session.opens.lock().may_read(ino) {
-            true => Ok(()),
-            false => Err(Errno::EBADF),
-        }
+fn must_read(session: &Session, ino: Ino) -> Result<()> {
+    match session.opens().may_read(ino) {
+        true => Ok(()),
+        false => Err(Errno::EBADF),
     }
+}
 
-    fn must_write(&self, ino: Ino) -> Result<()> {
-        match self.session.opens.lock().may_write(ino) {
-            true => Ok(()),
-            false => Err(Errno::EBADF),
-        }
+fn must_write(session: &Session, ino: Ino) -> Result<()> {
+    match session.opens().may_write(ino) {
+        true => Ok(()),
+        false => Err(Errno::EBADF),
     }
 }

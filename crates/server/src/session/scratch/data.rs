@@ -4,51 +4,82 @@
 //! have open too: all meet in one page cache. What others keep of a file that changes is its
 //! attributes (and pages of mappings), so those are recalled.
 
-use crate::session::calls::{At, Reply};
+use super::striped::{StripedOpens, open_writes};
+use crate::session::changes::Changes;
+use crate::session::grants::Grants;
+use crate::session::reply::{CallContext, Reply};
+use crate::session::stack::Stack;
 use forebay_failpoint::step;
 use forebay_lease::leases::Subject;
+use forebay_namespace::Namespace;
 use forebay_proto::api::WriteMode;
 use forebay_proto::api::ops::*;
 use forebay_proto::net::frame::MAX_PAYLOAD_BYTES;
 use forebay_proto::net::{Answer, Call};
 use forebay_proto::{Caller, Errno, Ino, RequestId, Result, SetAttr};
 use forebay_store::record::Answered;
+use std::sync::Arc;
 
-impl At<'_> {
+/// Answers them.
+pub(super) struct ScratchData {
+    namespace: Arc<Namespace>,
+    grants: Arc<Grants>,
+    changes: Arc<Changes>,
+    striped: Arc<StripedOpens>,
+}
+
+impl ScratchData {
+    pub(super) fn new(stack: &Stack, striped: &Arc<StripedOpens>) -> ScratchData {
+        ScratchData {
+            namespace: Arc::clone(&stack.namespace),
+            grants: Arc::clone(&stack.grants),
+            changes: Arc::clone(&stack.changes),
+            striped: Arc::clone(striped),
+        }
+    }
+
     /// A call on what is in a file.
-    pub(super) fn data_call(&self, call: &Call<'_>, room: &mut Vec<u8>) -> Reply {
-        let ns = self.namespace();
+    pub(super) fn answer(
+        &self,
+        cx: &CallContext<'_>,
+        call: &Call<'_>,
+        room: &mut Vec<u8>,
+    ) -> Reply {
+        let ns = &*self.namespace;
         match *call {
             Call::Open { ino, open_flags, kill_suid, want_local } => {
-                self.open(ino, open_flags, kill_suid, want_local && self.local)
+                self.open(cx, ino, open_flags, kill_suid, want_local && cx.local)
             }
             Call::Read { ino, offset, bytes } => {
                 // What the size says is there must not be taken off before it is read.
-                let _turn = self.striped(ino).map(|_| self.sessions.sizes.shared(ino));
+                let _turn = self.striped.layout(ino).map(|_| self.changes.data_shared(ino));
                 self.read(ino, offset, bytes, room)
             }
             Call::Write { ino, append: true, kill_suid, sync, .. } => {
-                self.append(ino, WriteMode { append: true, kill_suid, sync }).into()
+                self.append(cx, ino, WriteMode { append: true, kill_suid, sync }).into()
             }
             Call::Write { ino, offset, append, kill_suid, sync } => {
                 let mode = WriteMode { append, kill_suid, sync };
-                self.changed(ino, || ns.write(ino, offset, self.payload, mode))
+                self.changes
+                    .changed(cx.session, ino, || ns.write(ino, offset, cx.payload, mode))
                     .map(|count| Answer::Count(count as u64))
                     .into()
             }
             Call::Fsync { ino, data_only } => ns.fsync(ino, data_only).into(),
             Call::Fsyncdir(ino) => ns.fsyncdir(ino).into(),
             Call::Fallocate { ino, mode, offset, length } => {
-                let done = match self.striped(ino) {
-                    None => self.changed(ino, || ns.fallocate(ino, mode, offset, length)),
+                let done = match self.striped.layout(ino) {
+                    None => self
+                        .changes
+                        .changed(cx.session, ino, || ns.fallocate(ino, mode, offset, length)),
                     Some(_) => {
-                        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-                        let _turn = self.sessions.sizes.alone(ino);
+                        let _changing = self.changes.change(cx.session, &[Subject::Attrs(ino)]);
+                        let _turn = self.changes.data_alone(ino);
                         ns.fallocate(ino, mode, offset, length)
                     }
                 };
                 if mode & !libc::FALLOC_FL_KEEP_SIZE as u32 != 0 {
-                    self.sessions.bytes_gone(self.session.id(), ino);
+                    self.changes.bytes_gone(cx.session.id(), ino);
                 }
                 done.into()
             }
@@ -56,7 +87,8 @@ impl At<'_> {
                 ns.seek(ino, offset, whence).map(Answer::Count).into()
             }
             Call::CopyRange { source, source_offset, target, target_offset, length } => self
-                .changed(target, || {
+                .changes
+                .changed(cx.session, target, || {
                     ns.copy_file_range(source, source_offset, target, target_offset, length)
                 })
                 .map(Answer::Count)
@@ -65,58 +97,61 @@ impl At<'_> {
         }
     }
 
-    /// No kernel changes the object itself meanwhile. Who has a striped file open changes what is in
-    /// it, but not where appends go and what a new size leaves.
-    pub(super) fn changes_alone(&self, ino: Ino) -> bool {
-        self.striped(ino).is_some() || !self.sessions.leases.is_open_locally(ino)
-    }
-
     /// An append, which must not be made twice: written down before and after (two records of the
     /// log, without a wait).
-    fn append(&self, ino: Ino, mode: WriteMode) -> Result<Answer> {
-        let ns = self.namespace();
-        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-        let _turn = self.sessions.sizes.alone(ino);
-        let alone = self.changes_alone(ino);
-        let (at, count) = (ns.getattr(ino)?.size_bytes, self.payload.len() as u32);
-        ns.answers().note(&self.caller, Answered::Appending { ino, at, count, alone })?;
+    fn append(&self, cx: &CallContext<'_>, ino: Ino, mode: WriteMode) -> Result<Answer> {
+        let ns = &self.namespace;
+        let _changing = self.changes.change(cx.session, &[Subject::Attrs(ino)]);
+        let _turn = self.changes.data_alone(ino);
+        let alone = self.striped.changes_alone(ino);
+        let (at, count) = (ns.getattr(ino)?.size_bytes, cx.payload.len() as u32);
+        ns.answers().note(&cx.caller, Answered::Appending { ino, at, count, alone })?;
         step("append: written down");
-        let written = match self.striped(ino) {
-            Some(_) => ns.data().append_at(ino, at, self.payload, mode),
-            None => ns.write(ino, at, self.payload, mode),
+        let written = match self.striped.layout(ino) {
+            Some(_) => ns.data().append_at(ino, at, cx.payload, mode),
+            None => ns.write(ino, at, cx.payload, mode),
         };
         step("append: written");
         let what = match written {
             Ok(count) => Answered::Appended(count as u32),
             Err(_) => Answered::Undone,
         };
-        ns.answers().note(&self.caller, what)?;
+        ns.answers().note(&cx.caller, what)?;
         step("append: done");
         written.map(|count| Answer::Count(count as u64))
     }
 
-    fn open(&self, ino: Ino, open_flags: u32, kill_suid: bool, want_local: bool) -> Reply {
+    fn open(
+        &self,
+        cx: &CallContext<'_>,
+        ino: Ino,
+        open_flags: u32,
+        kill_suid: bool,
+        want_local: bool,
+    ) -> Reply {
         if open_flags as i32 & libc::O_TRUNC != 0 {
             return self
-                .open_emptied(ino, open_flags, kill_suid, want_local)
+                .open_emptied(cx, ino, open_flags, kill_suid, want_local)
                 .unwrap_or_else(Reply::failed);
         }
-        let open = || self.namespace().open(&self.caller, ino, open_flags, kill_suid, want_local);
-        if let Some(layout) = self.striped(ino) {
-            let writes = Self::open_writes(open_flags);
-            let enter = || Ok(self.opened_striped(ino, layout, writes));
+        let open = || self.namespace.open(&cx.caller, ino, open_flags, kill_suid, want_local);
+        if let Some(layout) = self.striped.layout(ino) {
+            let writes = open_writes(open_flags);
+            let enter = || Ok(self.striped.opened(cx.session, ino, layout, writes));
             return open()
-                .and_then(|_| if writes { self.changed(ino, enter) } else { enter() })
+                .and_then(|_| {
+                    if writes { self.changes.changed(cx.session, ino, enter) } else { enter() }
+                })
                 .map(Answer::OpenedStriped)
                 .into();
         }
         let opened = match want_local {
             // From now on it may be written without a request: nobody else may believe its
             // attributes. Entered before the others may ask again.
-            true => self.changed(ino, || {
+            true => self.changes.changed(cx.session, ino, || {
                 let opened = open()?;
                 if opened.local.is_some() {
-                    self.sessions.leases.opened_locally(ino, self.session.id());
+                    self.grants.opened_locally(cx.session, ino);
                 }
                 Ok(opened)
             }),
@@ -128,36 +163,37 @@ impl At<'_> {
     /// An open that empties the file: written down before and after, as an append.
     fn open_emptied(
         &self,
+        cx: &CallContext<'_>,
         ino: Ino,
         open_flags: u32,
         kill_suid: bool,
         want_local: bool,
     ) -> Result<Reply> {
-        let ns = self.namespace();
-        let _changing = self.sessions.change(self.session, &[Subject::Attrs(ino)]);
-        let _turn = self.sessions.sizes.alone(ino);
-        let alone = self.changes_alone(ino);
-        ns.answers().note(&self.caller, Answered::Truncating { ino, size_bytes: 0, alone })?;
+        let ns = &self.namespace;
+        let _changing = self.changes.change(cx.session, &[Subject::Attrs(ino)]);
+        let _turn = self.changes.data_alone(ino);
+        let alone = self.striped.changes_alone(ino);
+        ns.answers().note(&cx.caller, Answered::Truncating { ino, size_bytes: 0, alone })?;
         step("open: size written down");
-        let opened = ns.open(&self.caller, ino, open_flags, kill_suid, want_local);
+        let opened = ns.open(&cx.caller, ino, open_flags, kill_suid, want_local);
         step("open: emptied");
         let what = if opened.is_ok() { Answered::Truncated } else { Answered::Undone };
-        ns.answers().note(&self.caller, what)?;
+        ns.answers().note(&cx.caller, what)?;
         step("open: done");
-        self.sessions.bytes_gone(self.session.id(), ino);
+        self.changes.bytes_gone(cx.session.id(), ino);
         let opened = opened?;
-        if let Some(layout) = self.striped(ino) {
-            let open = self.opened_striped(ino, layout, Self::open_writes(open_flags));
+        if let Some(layout) = self.striped.layout(ino) {
+            let open = self.striped.opened(cx.session, ino, layout, open_writes(open_flags));
             return Ok(Reply::of(Answer::OpenedStriped(open)));
         }
         if opened.local.is_some() {
-            self.sessions.leases.opened_locally(ino, self.session.id());
+            self.grants.opened_locally(cx.session, ino);
         }
         Ok(Ok(opened).into())
     }
 
     /// The same open, of a file that an earlier attempt emptied.
-    pub(super) fn open_again(&self, call: &Call<'_>) -> Reply {
+    pub(super) fn open_again(&self, cx: &CallContext<'_>, call: &Call<'_>) -> Reply {
         let Call::Open { ino, open_flags, kill_suid, want_local } = *call else {
             return Reply::failed(Errno::EPROTO);
         };
@@ -165,13 +201,13 @@ impl At<'_> {
             let change = SetAttr { kill_suid, ..SetAttr::default() };
             // Not the request that is repeated, but by the same user.
             let request = RequestId::default();
-            let caller = Caller { request, pid: 0, ..self.caller.clone() };
-            if let Err(errno) = self.namespace().setattr(&caller, ino, &change) {
+            let caller = Caller { request, pid: 0, ..cx.caller.clone() };
+            if let Err(errno) = self.namespace.setattr(&caller, ino, &change) {
                 return Reply::failed(errno);
             }
         }
         let open_flags = open_flags & !(libc::O_TRUNC as u32);
-        self.open(ino, open_flags, false, want_local && self.local)
+        self.open(cx, ino, open_flags, false, want_local && cx.local)
     }
 
     fn read(&self, ino: Ino, offset: u64, bytes: u32, room: &mut Vec<u8>) -> Reply {
@@ -179,7 +215,7 @@ impl At<'_> {
         if room.len() < bytes {
             room.resize(bytes, 0);
         }
-        match self.namespace().read(ino, offset, &mut room[..bytes]) {
+        match self.namespace.read(ino, offset, &mut room[..bytes]) {
             Ok(count) => Reply::data(count),
             Err(errno) => Reply::failed(errno),
         }

@@ -2,19 +2,42 @@
 //! its mounts. A request that has to wait holds no thread: the client hears of its end on the
 //! session's channel.
 
-use super::Sessions;
-use super::calls::At;
+use super::buffer_type::BufferType;
+use super::grace::Grace;
+use super::inodes::Inodes;
+use super::locks::Locks;
+use super::reply::CallContext;
+use super::stack::Stack;
 use forebay_failpoint::step;
 use forebay_proto::net::Answer;
 use forebay_proto::net::session::{LockCall, LockSpec, LockState};
-use forebay_proto::{Errno, Result};
+use forebay_proto::{Errno, Ino, Result, ShardId};
 use std::sync::Arc;
 
-impl At<'_> {
-    pub(super) fn lock_call(&self, call: &LockCall) -> Result<Answer> {
-        let (locks, session) = (&self.sessions.locks, self.session.id());
+/// Answers them.
+pub(super) struct LockCalls {
+    shard: ShardId,
+    locks: Arc<Locks>,
+    grace: Arc<Grace>,
+    inodes: Arc<dyn Inodes>,
+    buffer: Arc<dyn BufferType>,
+}
+
+impl LockCalls {
+    pub(super) fn new(stack: &Stack, buffer: Arc<dyn BufferType>) -> LockCalls {
+        LockCalls {
+            shard: stack.shard,
+            locks: Arc::clone(&stack.locks),
+            grace: Arc::clone(&stack.grace),
+            inodes: Arc::clone(&stack.inodes),
+            buffer,
+        }
+    }
+
+    pub(super) fn answer(&self, cx: &CallContext<'_>, call: &LockCall) -> Result<Answer> {
+        let (locks, session) = (self.locks.table(), cx.session.id());
         // Clients of the last server first say what they hold.
-        self.sessions.grace.wait();
+        self.grace.wait();
         let done = Ok(Answer::Lock(LockState::Free));
         match call {
             LockCall::Test(spec) => {
@@ -26,20 +49,20 @@ impl At<'_> {
                 })))
             }
             LockCall::Set { spec, wait } => {
-                self.sessions.buffer.must_know(self, spec.ino)?;
-                must_exist(self.sessions, spec)?;
+                self.buffer.must_know(cx, spec.ino)?;
+                self.must_exist(spec.ino)?;
                 let waiter = wait.map(|ticket| {
-                    let asking = Arc::downgrade(self.session);
+                    let asking = Arc::downgrade(cx.session);
                     let told: forebay_proto::api::LockWaiter = Box::new(move |result| {
                         if let Some(session) = asking.upgrade() {
-                            session.channel.lock_ended(ticket, result.map_err(|e| e.0));
+                            session.channel().lock_ended(ticket, result.map_err(|e| e.0));
                         }
                     });
                     (ticket, told)
                 });
                 step("lock: to be set");
                 let set = locks.set(session, spec, waiter);
-                self.drop_locks_of_the_ended();
+                self.drop_if_over(cx);
                 match set {
                     // Asked again, because the first answer was lost.
                     Err(Errno::EEXIST) => Ok(Answer::Lock(LockState::Waits)),
@@ -62,35 +85,34 @@ impl At<'_> {
     }
 
     /// A session that ended just now has given back what it held, perhaps before what was locked for it since.
-    fn drop_locks_of_the_ended(&self) {
-        if self.session.is_over() {
-            self.sessions.locks.drop_session(self.session.id());
+    fn drop_if_over(&self, cx: &CallContext<'_>) {
+        if cx.session.is_over() {
+            self.locks.table().drop_session(cx.session.id());
         }
     }
 
     /// Locks from before a restart of the server, or from before the session was ended; those
     /// that somebody else has, or had meanwhile, are lost.
-    pub(super) fn restore_locks(&self, held: &[LockSpec]) -> Vec<LockSpec> {
-        let (locks, session) = (&self.sessions.locks, self.session.id());
-        let client = self.session.attach.client;
+    pub(super) fn restore(&self, cx: &CallContext<'_>, held: &[LockSpec]) -> Vec<LockSpec> {
+        let (locks, session) = (self.locks.table(), cx.session.id());
+        let client = cx.session.client();
         let restored = |spec: &LockSpec| {
-            self.sessions
-                .buffer
-                .must_know(self, spec.ino)
+            self.buffer
+                .must_know(cx, spec.ino)
                 .and_then(|()| locks.restore(session, client, spec))
                 .is_ok()
         };
         let lost = held.iter().filter(|spec| !restored(spec)).copied().collect();
-        self.drop_locks_of_the_ended();
+        self.drop_if_over(cx);
         lost
     }
-}
 
-/// Locks of what does not exist would be nobody's to clear away until the session ends. What is at
-/// another shard is not looked for: the client has it open.
-fn must_exist(sessions: &Sessions, spec: &LockSpec) -> Result<()> {
-    if spec.ino.shard() != sessions.facts.shard {
-        return Ok(());
+    /// Locks of what does not exist would be nobody's to clear away until the session ends. What is at
+    /// another shard is not looked for: the client has it open.
+    fn must_exist(&self, ino: Ino) -> Result<()> {
+        if ino.shard() != self.shard {
+            return Ok(());
+        }
+        self.inodes.must_exist(ino)
     }
-    sessions.inodes.must_exist(spec.ino)
 }

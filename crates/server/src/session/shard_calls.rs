@@ -2,11 +2,11 @@
 //! sessions here: that nobody believes what is about to change.
 
 use super::Sessions;
+use super::changes::Changes;
 use forebay_interfaces::peers::ShardHandler;
 use forebay_lease::leases::Subject;
 use forebay_namespace::shards::{About, Believers, Quiet};
 use forebay_proto::net::servers::{NamesQuestion, NamesReply, ObjectsQuestion, ObjectsReply};
-use forebay_proto::net::session::{ClientId, SessionId};
 use forebay_proto::{Ino, Result, ShardId};
 use std::sync::{Arc, Weak};
 
@@ -33,61 +33,48 @@ impl ShardHandler for Sessions {
 }
 
 /// The sessions, as those who believe things without asking.
-pub(super) struct ShardBelievers(pub(super) Weak<Sessions>);
+pub(super) struct ShardBelievers(pub(super) Weak<Changes>);
 
-/// Ends with itself what [`Sessions::begin_change`] began.
+/// Ends with itself what [`Changes::begin`] began.
 struct Hushed {
-    sessions: Weak<Sessions>,
+    changes: Weak<Changes>,
     subjects: Vec<Subject>,
 }
 
 impl Drop for Hushed {
     fn drop(&mut self) {
-        if let Some(sessions) = self.sessions.upgrade() {
-            sessions.end_change(&self.subjects);
+        if let Some(changes) = self.changes.upgrade() {
+            changes.end(&self.subjects);
         }
     }
 }
 
 impl ShardBelievers {
-    fn hushed(&self, about: &[About], begin: impl FnOnce(&Sessions, &[Subject])) -> Quiet {
+    fn hushed(&self, about: &[About], begin: impl FnOnce(&Changes, &[Subject])) -> Quiet {
         let subjects: Vec<Subject> = about.iter().map(|about| subject(*about)).collect();
-        let Some(sessions) = self.0.upgrade() else {
-            return Box::new(Hushed { sessions: Weak::new(), subjects });
+        let Some(changes) = self.0.upgrade() else {
+            return Box::new(Hushed { changes: Weak::new(), subjects });
         };
-        begin(&sessions, &subjects);
-        Box::new(Hushed { sessions: Arc::downgrade(&sessions), subjects })
+        begin(&changes, &subjects);
+        Box::new(Hushed { changes: Arc::downgrade(&changes), subjects })
     }
 }
 
 impl Believers for ShardBelievers {
     fn recall(&self, client: u64, about: &[About]) -> Quiet {
-        self.hushed(about, |sessions, subjects| {
-            sessions.begin_change(sessions.session_of(client), subjects);
+        self.hushed(about, |changes, subjects| {
+            changes.begin(changes.session_of(client), subjects);
         })
     }
 
     fn hush(&self, about: &[About]) -> Quiet {
-        self.hushed(about, |sessions, subjects| {
-            for subject in subjects {
-                sessions.leases.begin(*subject, None);
-            }
-        })
+        self.hushed(about, Changes::hush)
     }
 
     fn name_gone(&self, client: u64, ino: Ino, dir: Ino, name: &[u8]) {
-        if let Some(sessions) = self.0.upgrade() {
-            sessions.name_gone(sessions.session_of(client), ino, dir, name);
+        if let Some(changes) = self.0.upgrade() {
+            changes.name_gone(changes.session_of(client), ino, dir, name);
         }
-    }
-}
-
-impl Sessions {
-    /// The session of a client that asked another shard for something.
-    pub(super) fn session_of(&self, client: u64) -> Option<SessionId> {
-        let table = self.table.lock();
-        let session = table.sessions.values().find(|s| s.attach.client == ClientId(client));
-        session.map(|session| session.id)
     }
 }
 
