@@ -1,20 +1,19 @@
-//! Burst buffers: what each has on flash, which writes wait for room, and what may drain next.
+//! Burst buffers: what each has on flash, and which writes wait for room. What may drain next says the machine's rule (`drain`) or
+//! Forebay's (`rules`).
 //!
 //! Invariants: what storage does not have, and what it has but is still on flash, together never exceed the capacity;
 //! writes that wait for room get it in the order in which they came.
 //! Callers: `traffic`, which moves the requests; `placement` looks at the room of servers.
 
-use super::clock::{Clock, Event};
+use super::clock::Clock;
+use super::drain::{Drain, Facts};
 use super::outcome::{BufferOutcome, Decided};
 use super::rebuild::Rebuild;
 use super::requests::Request;
 use super::rules::{Chunk, Rules, moment};
 use super::statistics::Statistics;
-use crate::machine::{Buffer as Settings, DrainWhen, Machine, Mode};
-use forebay_policy::Moment;
-use forebay_policy::pace::Pace;
+use crate::machine::{Buffer as Settings, DrainWhen, Machine};
 use forebay_policy::room;
-use forebay_policy::watermarks::{LOOK, Watermarks};
 use forebay_sim_engine::TimeNs;
 use std::collections::VecDeque;
 
@@ -39,24 +38,12 @@ struct Buffer {
     peak_bytes: u64,
     /// What it has of files, the oldest first.
     files: Vec<OfFile>,
-    /// Bytes of `to_drain`.
+    /// Bytes on flash that have not begun to drain.
     undrained_bytes: u64,
-    /// What is on flash and has not begun to drain.
-    to_drain: VecDeque<Chunk>,
     /// Writes that wait for room.
     waiting: VecDeque<u32>,
-    /// Drains under way.
-    draining: u32,
-    /// Requests of jobs under way.
-    foreground: u32,
-    /// Which watermark is in force: the server's own rule.
-    marks: Watermarks,
-    /// The limit of the drain: the server's own rule.
-    pace: Pace,
-    /// When the next request of a limited drain may begin; None: not asked yet.
-    granted_ns: Option<TimeNs>,
-    /// An event that looks again is under way.
-    armed: bool,
+    /// By the machine's rule.
+    drain: Drain,
     /// How often it was lost.
     life: u32,
     /// It failed, and is made anew from what others have.
@@ -158,15 +145,16 @@ impl Buffers {
         !self.all[at].waiting.is_empty()
     }
 
-    /// When so many bytes may begin to drain.
-    pub(super) fn pace(&mut self, at: usize, bytes: u64, limit: f64, now: Moment) -> Moment {
-        self.all[at].pace.take(bytes, (limit as u64).max(1), now)
+    /// The drain of one.
+    #[inline]
+    pub(super) fn drain(&mut self, at: usize) -> &mut Drain {
+        &mut self.all[at].drain
     }
 
     /// So many bytes begin to drain.
     pub(super) fn begins_to_drain(&mut self, at: usize, bytes: u64) {
         self.all[at].undrained_bytes -= bytes;
-        self.all[at].draining += 1;
+        self.all[at].drain.begins();
     }
 
     /// A buffer is lost: gives job, checkpoint and bytes of what had not begun to drain.
@@ -175,14 +163,13 @@ impl Buffers {
         buffer.life += 1;
         buffer.clean_bytes = 0;
         buffer.undrained_bytes = 0;
-        buffer.granted_ns = None;
         if let Some(rebuild) = &mut buffer.rebuild {
             rebuild.stop();
         }
         buffer.files.clear();
         let lost = buffer.rules.as_mut().map(|rules| rules.lose());
         let (by_rules, sent_bytes) = lost.unwrap_or_default();
-        let chunks = buffer.to_drain.drain(..).chain(by_rules);
+        let chunks = buffer.drain.lose().chain(by_rules);
         let lost: Vec<_> = chunks.map(|chunk| (chunk.job, chunk.checkpoint, chunk.bytes)).collect();
         let bytes: u64 = lost.iter().map(|(.., bytes)| bytes).sum();
         self.forget(at, bytes + sent_bytes);
@@ -297,7 +284,7 @@ impl Buffers {
         buffer.undrained_bytes += chunk.bytes;
         match &mut buffer.rules {
             Some(rules) => rules.written(chunk, moment(now_ns)),
-            None => buffer.to_drain.push_back(chunk),
+            None => buffer.drain.add(chunk),
         }
     }
 
@@ -312,17 +299,6 @@ impl Buffers {
         self.total_dirty_bytes
     }
 
-    /// A request of a job comes to or leaves the buffer's sight: an idle drain looks at that.
-    #[inline]
-    pub(super) fn foreground_begins(&mut self, at: u32) {
-        self.all[at as usize].foreground += 1;
-    }
-
-    #[inline]
-    pub(super) fn foreground_ends(&mut self, at: u32) {
-        self.all[at as usize].foreground -= 1;
-    }
-
     /// How many buffers there are.
     pub(super) fn count(&self) -> usize {
         self.all.len()
@@ -333,17 +309,8 @@ impl Buffers {
         self.flush = flush;
     }
 
-    /// An event that looks again at a drain has come.
-    pub(super) fn has_come(&mut self, at: usize) {
-        self.all[at].armed = false;
-    }
-
-    /// A drain has ended.
-    pub(super) fn drain_ended(&mut self, at: usize) {
-        self.all[at].draining -= 1;
-    }
-
-    /// What drains now of a buffer by the machine's rule; `None`: nothing, now. `ended` says of a job whether it has.
+    /// What drains now of a buffer by the machine's rule, see [`Drain::next_chunk`].
+    #[inline]
     pub(super) fn next_chunk(
         &mut self,
         settings: &Settings,
@@ -351,87 +318,14 @@ impl Buffers {
         clock: &mut Clock,
         ended: impl Fn(u32) -> bool,
     ) -> Option<Chunk> {
-        if self.all[at].draining >= settings.drain.depth {
-            return None;
-        }
-        let which = self.next_to_drain(settings, at, clock, ended)?;
-        if !self.pace_allows(settings, at, which, clock) {
-            return None;
-        }
         let buffer = &mut self.all[at];
-        let chunk = buffer.to_drain.remove(which)?;
-        if let DrainWhen::Watermarks(mark) = settings.drain.when {
-            buffer.marks.drains(&[mark], chunk.bytes, self.room_bytes);
-        }
-        Some(chunk)
-    }
-
-    /// Which of what is on flash drains next, by the machine's rule; None: nothing now.
-    fn next_to_drain(
-        &mut self,
-        settings: &Settings,
-        at: usize,
-        clock: &mut Clock,
-        ended: impl Fn(u32) -> bool,
-    ) -> Option<usize> {
-        let flush = self.flush;
-        let room_bytes = self.room_bytes;
-        let buffer = &mut self.all[at];
-        if buffer.to_drain.is_empty() {
-            return None;
-        }
-        if settings.mode == Mode::Stage {
-            return buffer.to_drain.iter().position(|chunk| ended(chunk.job));
-        }
-        let wanted = match settings.drain.when {
-            _ if flush || !buffer.waiting.is_empty() => true,
-            DrainWhen::AtOnce => true,
-            DrainWhen::Idle => buffer.foreground == 0,
-            DrainWhen::Policy(_) => false,
-            DrainWhen::Watermarks(mark) => {
-                let now = moment(clock.now_ns());
-                // What has begun to drain counts as gone.
-                let dirty_bytes: u64 = buffer.undrained_bytes;
-                if buffer.marks.begin_look(&[mark], now) {
-                    let took = (now, std::time::Duration::ZERO);
-                    buffer.marks.looked(&[mark], dirty_bytes, room_bytes, took);
-                } else if !buffer.marks.is_over(mark) && !buffer.armed {
-                    // As the server does: it looks again a little later.
-                    buffer.armed = true;
-                    let again_ns = clock.now_ns() + LOOK.as_nanos() as u64;
-                    clock.at(again_ns, Event::Pump(at as u32));
-                }
-                buffer.marks.is_over(mark)
-            }
+        let facts = Facts {
+            at,
+            undrained_bytes: buffer.undrained_bytes,
+            room_bytes: self.room_bytes,
+            is_waited_for: self.flush || !buffer.waiting.is_empty(),
         };
-        wanted.then_some(0)
-    }
-
-    /// Whether the drain's limit lets the next chunk go now; if not, an event comes when it does.
-    fn pace_allows(
-        &mut self,
-        settings: &Settings,
-        at: usize,
-        which: usize,
-        clock: &mut Clock,
-    ) -> bool {
-        let Some(limit) = settings.drain.limit_bytes_per_s else { return true };
-        let buffer = &mut self.all[at];
-        let bytes = buffer.to_drain[which].bytes;
-        let now = moment(clock.now_ns());
-        let may_ns = *buffer.granted_ns.get_or_insert_with(|| {
-            let may = buffer.pace.take(bytes, (limit as u64).max(1), now);
-            may.since(Moment::default()).as_nanos() as u64
-        });
-        if may_ns > clock.now_ns() {
-            if !buffer.armed {
-                buffer.armed = true;
-                clock.at(may_ns, Event::Pump(at as u32));
-            }
-            return false;
-        }
-        buffer.granted_ns = None;
-        true
+        buffer.drain.next_chunk(settings, facts, clock, ended)
     }
 
     /// How many writes wait for room, and at which buffer first.

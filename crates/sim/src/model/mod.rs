@@ -12,6 +12,7 @@
 mod bounds;
 mod buffers;
 mod clock;
+mod drain;
 mod failures;
 mod fits;
 mod forecast;

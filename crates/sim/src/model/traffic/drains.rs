@@ -35,7 +35,7 @@ impl Traffic<'_> {
         let now_ns = self.clock.now_ns();
         match self.buffers.rules(at) {
             Some(rules) => rules.has_come(now_ns),
-            None => self.buffers.has_come(at),
+            None => self.buffers.drain(at).has_come(),
         }
         self.pump(jobs, at);
     }
@@ -75,7 +75,7 @@ impl Traffic<'_> {
     /// A drain has ended.
     pub(super) fn drained(&mut self, jobs: &mut Jobs<'_>, request: &Request) {
         let at = request.place.buffer as usize;
-        self.buffers.drain_ended(at);
+        self.buffers.drain(at).ends();
         let has_rules = self.machine.has_rules();
         let came = !self.came_to_nothing(jobs, request);
         if came {
@@ -134,7 +134,7 @@ impl Traffic<'_> {
             None => ready_ns,
             Some(limit) => {
                 let ready = moment(ready_ns);
-                ns_of(self.buffers.pace(at, chunk.bytes, limit, ready)).max(ready_ns)
+                ns_of(self.buffers.drain(at).pace(chunk.bytes, limit, ready)).max(ready_ns)
             }
         };
         let index = self.drain_request(at, settings.attach, &chunk);

@@ -107,7 +107,7 @@ impl<'a> Traffic<'a> {
         let buffer_life = self.buffers.life(buffer);
         let index = self.requests.add(Request { buffer_life, ..request });
         if self.machine.buffer.is_some() {
-            self.buffers.foreground_begins(buffer);
+            self.buffers.drain(buffer as usize).foreground_begins();
         }
         index
     }
@@ -322,7 +322,7 @@ impl<'a> Traffic<'a> {
     #[inline]
     pub(super) fn foreground_ends(&mut self, jobs: &mut Jobs<'_>, buffer: u32) {
         if self.machine.buffer.is_some() {
-            self.buffers.foreground_ends(buffer);
+            self.buffers.drain(buffer as usize).foreground_ends();
             self.pump(jobs, buffer as usize);
         }
     }
