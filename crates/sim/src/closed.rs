@@ -5,7 +5,7 @@
 //! beyond. Source of the latter: in the time T of such a burst D T drains and C stays, so V = C + D T.
 //! The checkpoint intervals are J. T. Daly's first order (FGCS 22, 2006) and J. W. Young's (CACM 17, 1974).
 
-use crate::machine::{Attach, Buffer, Machine, Mode};
+use crate::machine::{Attach, Buffer, Link, Machine, Mode, Storage};
 use serde::Serialize;
 
 /// A bound of bandwidth.
@@ -64,9 +64,56 @@ impl Way {
         self.alone_s += request_s;
     }
 
+    /// Over the storage network, from so many ports into it.
+    fn network(&mut self, network: &Link, origins: u32, bytes: u64) {
+        let request_s = over(bytes, network.write_bytes_per_s);
+        self.line("storage network", origins, bytes, request_s);
+        self.alone_s += network.round_trip_s;
+    }
+
+    /// Into the file servers.
+    fn servers(&mut self, storage: &Storage, bytes: u64) {
+        if let Some(port) = &storage.port {
+            let request_s = over(bytes, port.write_bytes_per_s);
+            self.line("ports of servers", storage.servers, bytes, request_s);
+        }
+    }
+
+    /// On to their disks.
+    fn disks(&mut self, storage: &Storage, bytes: u64) {
+        if let Some(controller) = &storage.controller {
+            let count = storage.servers / controller.servers;
+            self.line("controllers", count, bytes, over(bytes, controller.bytes_per_s));
+        }
+        let device = &storage.device;
+        let request_s =
+            over(bytes, device.write_rate(bytes) * storage.fill_factor()) + device.write_overhead_s;
+        self.line("disks of servers", storage.servers * device.at_once, bytes, request_s);
+    }
+
     fn least(&self) -> Option<&Limit> {
         self.limits.iter().min_by(|one, other| one.bytes_per_s.total_cmp(&other.bytes_per_s))
     }
+}
+
+/// The way of so many compute nodes to so many I/O nodes.
+fn to_io_nodes(machine: &Machine, (nodes, origins): (u32, u32), bytes: u64) -> Way {
+    let mut way = Way::new();
+    if let Some(port) = &machine.compute.port {
+        let request_s = over(bytes, port.write_bytes_per_s);
+        way.line("ports of compute nodes", nodes, bytes, request_s);
+        way.alone_s += port.round_trip_s;
+    }
+    if let Some(io) = &machine.io {
+        let request_s = over(bytes, io.link.write_bytes_per_s);
+        way.line("links to I/O nodes", origins, bytes, request_s);
+        way.alone_s += io.link.round_trip_s;
+    }
+    way
+}
+
+fn over(bytes: u64, bytes_per_s: f64) -> f64 {
+    bytes as f64 / bytes_per_s
 }
 
 /// The closed form of a burst of writes on this machine.
@@ -75,38 +122,11 @@ pub fn burst(machine: &Machine, burst: Burst) -> Prediction {
     let origins = nodes.div_ceil(machine.nodes_per_io());
     let storage = &machine.storage;
     let bytes = burst.transfer_bytes.min(storage.stripe_bytes);
-    let over = |rate: f64| bytes as f64 / rate;
-    let mut near = Way::new();
+    let mut near = to_io_nodes(machine, (nodes, origins), bytes);
     let mut far = Way::new();
-    if let Some(port) = &machine.compute.port {
-        near.line("ports of compute nodes", nodes, bytes, over(port.write_bytes_per_s));
-        near.alone_s += port.round_trip_s;
-    }
-    if let Some(io) = &machine.io {
-        near.line("links to I/O nodes", origins, bytes, over(io.link.write_bytes_per_s));
-        near.alone_s += io.link.round_trip_s;
-    }
-    let network = &machine.network;
-    let to_servers = |way: &mut Way| {
-        if let Some(port) = &storage.port {
-            way.line("ports of servers", storage.servers, bytes, over(port.write_bytes_per_s));
-        }
-    };
-    let to_disks = |way: &mut Way| {
-        if let Some(controller) = &storage.controller {
-            let count = storage.servers / controller.servers;
-            way.line("controllers", count, bytes, over(controller.bytes_per_s));
-        }
-        let device = &storage.device;
-        let request_s =
-            over(device.write_rate(bytes) * storage.fill_factor()) + device.write_overhead_s;
-        let at_once = storage.servers * device.at_once;
-        way.line("disks of servers", at_once, bytes, request_s);
-    };
-    let over_network = |way: &mut Way| {
-        way.line("storage network", origins, bytes, over(network.write_bytes_per_s));
-        way.alone_s += network.round_trip_s;
-    };
+    let to_servers = |way: &mut Way| way.servers(storage, bytes);
+    let to_disks = |way: &mut Way| way.disks(storage, bytes);
+    let over_network = |way: &mut Way| way.network(&machine.network, origins, bytes);
     let Some(buffer) = &machine.buffer else {
         over_network(&mut near);
         to_servers(&mut near);
@@ -135,8 +155,9 @@ pub fn burst(machine: &Machine, burst: Burst) -> Prediction {
         Attach::Fabric => {
             over_network(&mut near);
             if let Some(port) = &buffer.port {
-                near.line("ports of buffers", buffer.count, bytes, over(port.write_bytes_per_s));
-                far.line("ports of buffers", buffer.count, bytes, over(port.write_bytes_per_s));
+                let request_s = over(bytes, port.write_bytes_per_s);
+                near.line("ports of buffers", buffer.count, bytes, request_s);
+                far.line("ports of buffers", buffer.count, bytes, request_s);
             }
             to_servers(&mut far);
         }

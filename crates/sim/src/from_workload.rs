@@ -116,57 +116,66 @@ fn actions(
             let count = items.of(workload.files[*file as usize].items);
             add(Action::Names { count: count.into(), implied: false });
         }
-        A::Move(part) => {
-            if part.asynchronous {
-                note(simplified, "asynchronous transfers: each is waited for before the next one");
-            }
-            if part.stop_after_ns.is_some() {
-                note(simplified, "stop_after: all transfers are done, however long they take");
-            }
-            let spec = &workload.files[part.file as usize];
-            let shared = is_shared(spec);
-            if !opens(workload, job, part.file) {
-                add(Action::Names { count: 2, implied: true });
-            }
-            let mut moves = |transfers: u64, transfer_bytes: u64| {
-                if transfers > 0 && transfer_bytes > 0 {
-                    add(Action::Move {
-                        write: part.write,
-                        file: file_number(workload, part.file, job),
-                        shared,
-                        transfer_bytes,
-                        transfers,
-                        think_ns: part.think_ns,
-                        durable: false,
-                        new_files: spec.path.by_repeat(),
-                        items: 1,
-                    });
-                }
-            };
-            match part.layout {
-                Layout::Blocks { block_bytes, segments, stride_bytes, .. } => {
-                    let stride = stride_bytes.max(1);
-                    moves(block_bytes / stride * segments, part.transfer_bytes);
-                    moves(segments, (block_bytes % stride).min(part.transfer_bytes));
-                }
-                // Runs of an array are cut into transfers of about the same size.
-                Layout::Array { .. } => {
-                    let (count, bytes) = (part.count().max(1), part.bytes());
-                    moves(count, bytes / count);
-                    moves(1, bytes % count);
-                }
-            }
-            let syncs = match part.sync {
-                SyncWhen::Never => 0,
-                SyncWhen::End => 1,
-                SyncWhen::Each => part.count(),
-            };
-            if syncs > 0 {
-                add(Action::Sync { count: syncs });
-            }
-        }
+        A::Move(part) => moves(workload, job, part, simplified, add),
         A::Store(whole) => files(workload, job, whole, true, add),
         A::Load(whole) => files(workload, job, whole, false, add),
+    }
+}
+
+/// What a step becomes that moves a part of a file.
+fn moves(
+    workload: &Workload,
+    job: u32,
+    part: &language::Move,
+    simplified: &mut Vec<String>,
+    add: &mut dyn FnMut(Action),
+) {
+    if part.asynchronous {
+        note(simplified, "asynchronous transfers: each is waited for before the next one");
+    }
+    if part.stop_after_ns.is_some() {
+        note(simplified, "stop_after: all transfers are done, however long they take");
+    }
+    let spec = &workload.files[part.file as usize];
+    let shared = is_shared(spec);
+    if !opens(workload, job, part.file) {
+        add(Action::Names { count: 2, implied: true });
+    }
+    let mut moves = |transfers: u64, transfer_bytes: u64| {
+        if transfers > 0 && transfer_bytes > 0 {
+            add(Action::Move {
+                write: part.write,
+                file: file_number(workload, part.file, job),
+                shared,
+                transfer_bytes,
+                transfers,
+                think_ns: part.think_ns,
+                durable: false,
+                new_files: spec.path.by_repeat(),
+                items: 1,
+            });
+        }
+    };
+    match part.layout {
+        Layout::Blocks { block_bytes, segments, stride_bytes, .. } => {
+            let stride = stride_bytes.max(1);
+            moves(block_bytes / stride * segments, part.transfer_bytes);
+            moves(segments, (block_bytes % stride).min(part.transfer_bytes));
+        }
+        // Runs of an array are cut into transfers of about the same size.
+        Layout::Array { .. } => {
+            let (count, bytes) = (part.count().max(1), part.bytes());
+            moves(count, bytes / count);
+            moves(1, bytes % count);
+        }
+    }
+    let syncs = match part.sync {
+        SyncWhen::Never => 0,
+        SyncWhen::End => 1,
+        SyncWhen::Each => part.count(),
+    };
+    if syncs > 0 {
+        add(Action::Sync { count: syncs });
     }
 }
 

@@ -412,6 +412,17 @@ pub struct Cost {
 }
 
 impl Machine {
+    /// Whether its buffers are Forebay's: its code says where files go.
+    pub(crate) fn has_placement(&self) -> bool {
+        self.buffer.as_ref().is_some_and(|buffer| buffer.forebay)
+    }
+
+    /// Whether Forebay's code also says when they drain, and what is let in and goes: of buffers that write back.
+    #[inline]
+    pub(crate) fn has_rules(&self) -> bool {
+        self.buffer.as_ref().is_some_and(|b| matches!(b.drain.when, DrainWhen::Policy(_)))
+    }
+
     /// Reads a machine file: the text of `path`.
     ///
     /// # Errors

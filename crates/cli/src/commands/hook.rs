@@ -7,7 +7,7 @@
 use crate::failure::{EXIT_FAILED, EXIT_OK};
 use crate::scheduler::SiteBack;
 use forebay_jobs::hooks::answers;
-use forebay_jobs::hooks::call::Call;
+use forebay_jobs::hooks::call::{self, Call};
 use forebay_jobs::hooks::session::{Sessions, open_log};
 use forebay_jobs::hooks::site::Site;
 use forebay_jobs::hooks::{Done, Hooks, Refusal, one_line};
@@ -111,7 +111,7 @@ fn with_hooks<T>(
 ) -> Result<T, Refusal> {
     let sessions = Sessions::open(&site.state_dir)?;
     let back = SiteBack::new(site);
-    work(&Hooks { site, sessions, back: &back })
+    work(&Hooks::new(site, &sessions, &back))
 }
 
 /// Does it, and gives it up after [`AT_ONCE`]: the end of the process ends it.
@@ -138,49 +138,51 @@ fn within(limit: Duration, what: &str, work: impl FnOnce() -> Done + Send + 'sta
 
 fn step(site: &Site, words: Vec<OsString>) -> Done {
     let call = Call::parse(words).map_err(|why| Refusal::new(&why))?;
-    let token = || Hooks::token(call.token.as_deref());
+    let token = || call::token(call.token.as_deref());
     let job = call.job.as_deref();
     match call.function.as_str() {
-        "pools" => at_once(site, "ask the servers for their pools", |hooks| hooks.pools())
+        "pools" => at_once(site, "ask the servers for their pools", |hooks| hooks.answers.pools())
             .or_else(|why| answers::last_answer(&site.state_dir).ok_or(why)),
-        "show_sessions" => with_hooks(site, |hooks| hooks.show_sessions()),
-        "show_instances" => with_hooks(site, |hooks| hooks.show_instances()),
-        "show_configurations" => with_hooks(site, |hooks| hooks.show_configurations()),
+        "show_sessions" => with_hooks(site, |hooks| hooks.answers.show_sessions()),
+        "show_instances" => with_hooks(site, |hooks| hooks.answers.show_instances()),
+        "show_configurations" => with_hooks(site, |hooks| hooks.answers.show_configurations()),
         "job_process" => {
             let job = call.job.clone();
-            at_once(site, "look at the script", move |hooks| hooks.job_process(job.as_deref()))
+            at_once(site, "look at the script", move |hooks| {
+                hooks.setup.job_process(job.as_deref())
+            })
         }
         "paths" => {
             let token = token()?;
             let call = call.clone();
             at_once(site, "make the job's environment", move |hooks| {
-                hooks.paths(&token, call.job.as_deref(), call.path_file.as_deref())
+                hooks.mounts.paths(&token, call.job.as_deref(), call.path_file.as_deref())
             })
         }
         "setup" => {
             let who = call.user.zip(call.group);
             let who = who.ok_or_else(|| Refusal::new("--user and --groupid are missing"))?;
-            with_hooks(site, |hooks| hooks.setup(&token()?, who, job))
+            with_hooks(site, |hooks| hooks.setup.make(&token()?, who, job))
         }
-        "data_in" => with_hooks(site, |hooks| hooks.data_in(&token()?)),
-        "real_size" => with_hooks(site, |hooks| hooks.real_size(&token()?)),
+        "data_in" => with_hooks(site, |hooks| hooks.staging.data_in(&token()?)),
+        "real_size" => with_hooks(site, |hooks| hooks.staging.real_size(&token()?)),
         "pre_run" => with_hooks(site, |hooks| {
-            hooks.pre_run(&token()?, call.node_file.as_deref(), call.nodes.as_deref())
+            hooks.mounts.pre_run(&token()?, call.node_file.as_deref(), call.nodes.as_deref())
         }),
-        "post_run" => with_hooks(site, |hooks| hooks.post_run(&token()?)),
-        "data_out" => with_hooks(site, |hooks| hooks.data_out(&token()?)),
+        "post_run" => with_hooks(site, |hooks| hooks.mounts.post_run(&token()?)),
+        "data_out" => with_hooks(site, |hooks| hooks.staging.data_out(&token()?)),
         "teardown" => {
             leave_the_group();
-            with_hooks(site, |hooks| hooks.teardown(&token()?, call.hurry))
+            with_hooks(site, |hooks| hooks.teardown.end(&token()?, call.hurry))
         }
-        "create_persistent" => with_hooks(site, |hooks| hooks.create_persistent(&call)),
+        "create_persistent" => with_hooks(site, |hooks| hooks.persistent.create(&call)),
         other => Err(Refusal::new(&format!("invalid function {other}"))),
     }
 }
 
 fn tables(site: &Site, words: &[OsString]) -> Done {
     let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    at_once(site, "ask for the state", move |hooks| hooks.tables(&words))
+    at_once(site, "ask for the state", move |hooks| hooks.tables.text(&words))
 }
 
 /// Notes a call: when, what, how it ended, how long it took.

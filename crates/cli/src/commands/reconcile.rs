@@ -14,8 +14,8 @@ pub fn run(args: ReconcileArgs) -> Outcome {
     let site = site()?;
     let sessions = Sessions::open(&site.state_dir)?;
     let back = SiteBack::new(&site);
-    let hooks = Hooks { site: &site, sessions, back: &back };
-    let found = hooks.reconcile(args.dry_run).map_err(|Refusal(why)| {
+    let hooks = Hooks::new(&site, &sessions, &back);
+    let found = hooks.reconcile.compare(args.dry_run).map_err(|Refusal(why)| {
         ControlError::new("compare with the scheduler's record", None, &why)
     })?;
     if args.json {

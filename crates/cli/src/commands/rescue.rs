@@ -26,10 +26,10 @@ pub fn run(args: RescueArgs) -> Outcome {
     let site = site()?;
     let sessions = Sessions::open(&site.state_dir)?;
     let back = SiteBack::new(&site);
-    let hooks = Hooks { site: &site, sessions, back: &back };
+    let hooks = Hooks::new(&site, &sessions, &back);
     let failed = |what: &str, Refusal(why): Refusal| ControlError::new(what, None, &why);
     let Some(name) = &args.name else {
-        let kept = hooks.kept().map_err(|why| failed("list the kept jobs", why))?;
+        let kept = hooks.rescue.list().map_err(|why| failed("list the kept jobs", why))?;
         if args.json {
             print_json(&json!({ "kept_jobs": kept.iter().map(shown).collect::<Vec<_>>() }))?;
         } else {
@@ -40,10 +40,10 @@ pub fn run(args: RescueArgs) -> Outcome {
         }
         return Ok(EXIT_OK);
     };
-    let session = hooks.kept_one(name).map_err(|why| failed("find the kept job", why))?;
+    let session = hooks.rescue.find(name).map_err(|why| failed("find the kept job", why))?;
     match args.discard {
-        true => hooks.discard(&session).map_err(|why| failed("give the job up", why))?,
-        false => hooks.rescue(&session).map_err(|why| {
+        true => hooks.rescue.discard(&session).map_err(|why| failed("give the job up", why))?,
+        false => hooks.rescue.go_on(&session).map_err(|why| {
             let error = failed("bring the results to the PFS", why);
             error.hint(&format!(
                 "the buffer is kept. Other files of it: `forebay stage out {}:/PATH /PFS/PATH --server ADDR`; to give it up: \

@@ -1,9 +1,14 @@
 //! What a scheduler asks about all buffers: pools, sessions, instances, configurations, as JSON in the form that
 //! Slurm's plugins read. Sessions come from the hooks' own record: a scheduler forgets what is not listed for a
 //! minute, so a server that is away must not make the list shorter.
+//!
+//! Invariant: the last answer of the pools is a whole one, in a file of its own in the state directory.
+//! Callers: the front; `tables`; `setup`, which looks at the pools' last answer.
 
-use super::session::{Session, SessionKind};
-use super::{Done, Hooks, Refusal, unexpected};
+use super::refusal::{Done, Refusal, unexpected};
+use super::servers::PoolServers;
+use super::session::{Session, SessionKind, Sessions};
+use super::site::Site;
 use crate::record_file;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest, PoolStatus};
@@ -82,7 +87,7 @@ impl Pool {
 }
 
 /// The pools as they last answered; none if they never did.
-pub fn last_pools(state_dir: &Path) -> Vec<Pool> {
+fn last_pools(state_dir: &Path) -> Vec<Pool> {
     let text = fs::read(state_dir.join(POOLS_NAME)).unwrap_or_default();
     serde_json::from_slice(&text).map_or_else(|_| Vec::new(), |pools: Pools| pools.pools)
 }
@@ -106,13 +111,32 @@ pub(super) fn id(session: &Session) -> u32 {
     name.parse().unwrap_or(ABOVE_JOBS | hash & (ABOVE_JOBS - 1))
 }
 
-impl Hooks<'_> {
-    /// `pools`.
+/// Answers about all buffers.
+#[derive(Clone, Copy)]
+pub struct Answers<'a> {
+    site: &'a Site,
+    sessions: &'a Sessions,
+    servers: PoolServers<'a>,
+}
+
+impl<'a> Answers<'a> {
+    pub(super) fn new(
+        site: &'a Site,
+        sessions: &'a Sessions,
+        servers: PoolServers<'a>,
+    ) -> Answers<'a> {
+        Answers { site, sessions, servers }
+    }
+
+    /// `pools`. What the servers say is kept for the time when they do not answer.
+    ///
+    /// # Errors
+    /// If a pool does not answer, or the answer cannot be kept.
     pub fn pools(&self) -> Done {
         let mut pools = Vec::new();
         for name in self.site.pool_names() {
-            let site = self.pool(name)?;
-            match self.back.ask(site, None, LedgerRequest::Pool)? {
+            let site = self.servers.pool(name)?;
+            match self.servers.ask_pool(name, LedgerRequest::Pool)? {
                 LedgerReply::Pool(status) => pools.push(Pool::of(name, &status, site.servers)),
                 _ => return Err(unexpected().into()),
             }
@@ -120,7 +144,7 @@ impl Hooks<'_> {
         let pools = Pools { pools };
         let text = serde_json::to_string(&pools)
             .map_err(|error| Refusal::new(&format!("write the pools: {error}")))?;
-        if last_pools(self.sessions.dir()) != pools.pools {
+        if self.last_pools() != pools.pools {
             let dir = self.sessions.dir();
             let path = dir.join(POOLS_NAME);
             record_file::create_in(dir, NEW_POOLS_NAME)
@@ -131,7 +155,15 @@ impl Hooks<'_> {
         Ok(text)
     }
 
+    /// The pools as they last answered; none if they never did.
+    pub(super) fn last_pools(&self) -> Vec<Pool> {
+        last_pools(self.sessions.dir())
+    }
+
     /// `show_sessions`.
+    ///
+    /// # Errors
+    /// If the sessions cannot be listed.
     pub fn show_sessions(&self) -> Done {
         let all = self.sessions.list()?;
         let sessions: Vec<Value> = all
@@ -147,6 +179,9 @@ impl Hooks<'_> {
     }
 
     /// `show_instances`: one for each session that has a buffer, of the same number.
+    ///
+    /// # Errors
+    /// If the sessions cannot be listed.
     pub fn show_instances(&self) -> Done {
         let all = self.sessions.list()?;
         let with_buffer = all.iter().filter(|session| session.buffer.is_some());
@@ -164,6 +199,9 @@ impl Hooks<'_> {
     }
 
     /// `show_configurations`: one for each instance.
+    ///
+    /// # Errors
+    /// If the sessions cannot be listed.
     pub fn show_configurations(&self) -> Done {
         let all = self.sessions.list()?;
         let with_buffer = all.iter().filter(|session| session.buffer.is_some());

@@ -1,6 +1,8 @@
 //! The calling convention of DataWarp's `dw_wlm_cli`, as Slurm's burst_buffer/datawarp plugin uses it and
 //! `burst_buffer.lua` too: `--function NAME` and options. No I/O.
 
+use super::refusal::Refusal;
+use forebay_proto::net::node::SessionName;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -73,6 +75,15 @@ impl Call {
             false => Ok(call),
         }
     }
+}
+
+/// A token as a name.
+///
+/// # Errors
+/// If it is none.
+pub fn token(text: Option<&str>) -> Result<SessionName, Refusal> {
+    let text = text.ok_or_else(|| Refusal::new("--token is missing"))?;
+    text.parse().map_err(|error| Refusal::new(&format!("{error}")))
 }
 
 fn path(value: &OsStr) -> PathBuf {

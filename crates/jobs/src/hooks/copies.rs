@@ -4,36 +4,59 @@
 //! Invariants: a copy that the program put off is released once the job has ended, never before; one that failed, and that
 //! no later one has made good, is tried once more in each call, and what is missing then keeps the buffer. In a
 //! persistent buffer only copies count that were asked for by this job's mount: other jobs have theirs.
+//! Caller: `data`, at the end of a job.
 
-use super::data::gone;
+use super::persistent::Persistent;
+use super::plans::Plans;
+use super::refusal::{Refusal, gone};
+use super::servers::PoolServers;
 use super::session::Session;
-use super::{Hooks, Refusal, is_gone, unexpected};
+use super::site::AgentSite;
 use crate::problem::printable;
 use crate::run::record::as_bytes;
 use forebay_proto::at_risk;
 use forebay_proto::control::{Direction, PathBytes, PlanState, PlanStatus, StageSpec};
-use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use forebay_proto::net::ledger::BufferName;
 
-impl Hooks<'_> {
+/// Copies that programs have asked for.
+#[derive(Clone, Copy)]
+pub(super) struct OwnCopies<'a> {
+    agent: &'a AgentSite,
+    persistent: Persistent<'a>,
+    plans: Plans<'a>,
+}
+
+impl<'a> OwnCopies<'a> {
+    pub(super) fn new(
+        agent: &'a AgentSite,
+        servers: PoolServers<'a>,
+        persistent: Persistent<'a>,
+    ) -> OwnCopies<'a> {
+        OwnCopies { agent, persistent, plans: Plans::new(servers) }
+    }
+
     /// Waits for all such copies of a job; why some are missing on the PFS, a line each.
-    pub(super) fn bring_own_copies_out(&self, session: &Session) -> Result<Vec<String>, Refusal> {
+    ///
+    /// # Errors
+    /// What the servers say.
+    pub(super) fn bring_out(&self, session: &Session) -> Result<Vec<String>, Refusal> {
         let Some(request) = &session.request else { return Ok(Vec::new()) };
         let mut missing = Vec::new();
         if let (Some(buffer), None) = (&session.buffer, &request.cache) {
-            missing.extend(self.own_copies_of(session, session, buffer, None)?);
+            missing.extend(self.of_buffer(session, session, buffer, None)?);
         }
-        for persistent in self.persistent_of(request)? {
+        for persistent in self.persistent.used_by(request)? {
             let Some(buffer) = &persistent.buffer else { continue };
             let mut asker = session.clone();
             asker.pool.clone_from(&persistent.pool);
-            let name = format!("{}{}", super::mounts::PERSISTENT_PREFIX, persistent.token);
-            let seen_at = as_bytes(&self.mount_point(&session.token, &name));
-            missing.extend(self.own_copies_of(session, &asker, buffer, Some(&seen_at))?);
+            let mount = self.agent.mount_of(&session.token, Some(persistent.token.as_str()));
+            let seen_at = as_bytes(&mount);
+            missing.extend(self.of_buffer(session, &asker, buffer, Some(&seen_at))?);
         }
         Ok(missing)
     }
 
-    fn own_copies_of(
+    fn of_buffer(
         &self,
         session: &Session,
         asker: &Session,
@@ -45,19 +68,15 @@ impl Hooks<'_> {
                 && !is_of_a_line(session, &plan.spec)
                 && seen_at.is_none_or(|at| plan.spec.seen_at.as_ref() == Some(at))
         };
-        let all = self.plans(asker, buffer)?;
+        let all = self.plans.list(asker, buffer)?;
         for plan in all.iter().filter(|plan| is_own(plan) && plan.is_deferred()) {
-            let release = LedgerRequest::StageRelease { name: buffer.clone(), plan: plan.plan };
-            self.ask_as_user(asker, &release).map_err(gone)?;
+            self.plans.release(asker, buffer, plan.plan)?;
         }
         for plan in all.iter().filter(|plan| is_own(plan) && !plan.state.is_final()) {
-            self.wait(asker, buffer, plan.plan).map_err(gone)?;
+            self.plans.wait(asker, buffer, plan.plan).map_err(gone)?;
         }
-        let all = self.plans(asker, buffer)?;
-        let is_there = |path: &PathBytes| {
-            let asked = LedgerRequest::FileStatus { name: buffer.clone(), path: path.clone() };
-            !self.ask_as_user(asker, &asked).is_err_and(|error| is_gone(&error))
-        };
+        let all = self.plans.list(asker, buffer)?;
+        let is_there = |path: &PathBytes| !self.plans.is_absent(asker, buffer, path);
         let failed = at_risk::failed(&all, is_there);
         let mut missing = Vec::new();
         for plan in failed.into_iter().filter(|plan| is_own(plan)) {
@@ -70,16 +89,6 @@ impl Hooks<'_> {
         Ok(missing)
     }
 
-    fn plans(&self, asker: &Session, buffer: &BufferName) -> Result<Vec<PlanStatus>, Refusal> {
-        match self
-            .ask_as_user(asker, &LedgerRequest::StageList { name: buffer.clone() })
-            .map_err(gone)?
-        {
-            LedgerReply::Plans(plans) => Ok(plans),
-            _ => Err(unexpected().into()),
-        }
-    }
-
     /// A copy that failed, again; why it fails still.
     fn once_more(
         &self,
@@ -87,15 +96,12 @@ impl Hooks<'_> {
         buffer: &BufferName,
         spec: &StageSpec,
     ) -> Result<Option<String>, Refusal> {
-        let start =
-            LedgerRequest::StageStart { name: buffer.clone(), spec: spec.clone(), token: None };
-        let begun = match self.ask_as_user(asker, &start) {
-            Ok(LedgerReply::Plan(status)) => status,
-            Ok(_) => return Err(unexpected().into()),
+        let begun = match self.plans.start(asker, buffer, spec)? {
+            Ok(status) => status,
             Err(error) => return Ok(Some(error.to_string())),
         };
-        let ended = self.wait(asker, buffer, begun.plan).map_err(gone)?;
-        Ok((ended.state != PlanState::Done).then(|| self.reasons(asker, buffer, &ended)))
+        let ended = self.plans.wait(asker, buffer, begun.plan).map_err(gone)?;
+        Ok((ended.state != PlanState::Done).then(|| self.plans.reasons(asker, buffer, &ended)))
     }
 }
 

@@ -1,38 +1,47 @@
 //! `paths`, `pre_run` and `post_run`: where the job finds its buffers, mounted by the agents of its nodes and
 //! unmounted again. A node that does not answer is named, and holds up nobody.
+//!
+//! Invariant: a node is on record before its agent is asked to mount, and until it has unmounted.
+//! Callers: the front; `teardown`.
 
-use super::session::{Session, SessionNode};
-use super::{Done, Hooks, NO_SESSION, Refusal};
+use super::nodes::{NodeAgents, named};
+use super::persistent::Persistent;
+use super::refusal::{Done, NO_SESSION, Refusal};
+use super::servers::PoolServers;
+use super::session::{Session, SessionNode, Sessions};
+use super::site::{AgentSite, JOB_MOUNT, persistent_mount};
 use crate::record_file;
 use crate::request::{AccessMode, JobRequest, persistent_cache_variable, persistent_variable};
 use forebay_proto::control::ControlError;
 use forebay_proto::net::node::{NodeMount, NodeReply, NodeRequest, OWN_LINK, SessionName};
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-/// Name of the mount point of a job's own buffer, in the job's directory.
-pub(super) const JOB_MOUNT: &str = "job";
-/// Before the name of a persistent buffer, as a mount point.
-pub(super) const PERSISTENT_PREFIX: &str = "persistent-";
-/// Most nodes that are asked at once.
-const MAX_ASKED: usize = 128;
-/// Most nodes that one message names.
-const MAX_NODES_SHOWN: usize = 3;
-/// Most nodes of a job.
-const MAX_NODES: usize = 65_536;
-/// Most bytes of a file of nodes.
-const MAX_NODE_FILE_BYTES: u64 = 16 << 20;
+/// What jobs mount on their nodes.
+#[derive(Clone, Copy)]
+pub struct Mounts<'a> {
+    agent: &'a AgentSite,
+    sessions: &'a Sessions,
+    servers: PoolServers<'a>,
+    persistent: Persistent<'a>,
+    nodes: NodeAgents<'a>,
+}
 
-impl Hooks<'_> {
-    /// Where a buffer of a job is mounted, on every node.
-    pub(super) fn mount_point(&self, token: &SessionName, name: &str) -> PathBuf {
-        self.site.agent.mount_root.join(token.as_str()).join(name)
+impl<'a> Mounts<'a> {
+    pub(super) fn new(
+        agent: &'a AgentSite,
+        sessions: &'a Sessions,
+        servers: PoolServers<'a>,
+        persistent: Persistent<'a>,
+        nodes: NodeAgents<'a>,
+    ) -> Mounts<'a> {
+        Mounts { agent, sessions, servers, persistent, nodes }
     }
 
     /// `paths`: the job's environment, NAME=value lines. Asks nobody: the scheduler's locks wait for it.
+    ///
+    /// # Errors
+    /// What is wrong with the script, or why the file cannot be written.
     pub fn paths(&self, token: &SessionName, job: Option<&Path>, path_file: Option<&Path>) -> Done {
         let known = self.sessions.load(token)?.and_then(|session| session.request);
         let request = match known {
@@ -52,19 +61,19 @@ impl Hooks<'_> {
 
     /// What the job finds in its environment. Mode paths end in a slash: there are programs that put a name right
     /// behind them.
-    pub fn environment(&self, token: &SessionName, request: &JobRequest) -> Vec<(String, String)> {
+    fn environment(&self, token: &SessionName, request: &JobRequest) -> Vec<(String, String)> {
         let mut all = Vec::new();
-        let job = self.mount_point(token, JOB_MOUNT);
+        let job = self.agent.mount_point(token, JOB_MOUNT);
         for mode in &request.access_modes {
             let path = match (request.access_modes.len() > 1, mode) {
-                (true, AccessMode::Private) => self.mount_point(token, OWN_LINK),
+                (true, AccessMode::Private) => self.agent.mount_point(token, OWN_LINK),
                 (true, mode) => job.join(request.mode_root(*mode).trim_matches('/')),
                 (false, _) => job.clone(),
             };
             all.push((request.variable(*mode).to_string(), format!("{}/", path.display())));
         }
         for used in &request.persistent {
-            let point = self.mount_point(token, &format!("{PERSISTENT_PREFIX}{}", used.name));
+            let point = self.agent.mount_point(token, &persistent_mount(&used.name));
             // A record, not a server: whoever asks holds the scheduler's locks.
             let cache = used.name.parse().ok().and_then(|name| {
                 self.sessions.load(&name).ok().flatten().and_then(|found| found.persistent_cache)
@@ -94,7 +103,7 @@ impl Hooks<'_> {
             all.push(NodeMount {
                 name: name(JOB_MOUNT)?,
                 buffer: buffer.clone(),
-                server: self.pool(&session.pool)?.server.clone(),
+                server: self.servers.pool(&session.pool)?.server.clone(),
                 directories: match both {
                     true => request.access_modes.iter().map(|mode| root(*mode)).collect(),
                     false => Vec::new(),
@@ -103,11 +112,11 @@ impl Hooks<'_> {
                 limits: request.limits.flags(),
             });
         }
-        for persistent in self.persistent_of(request)? {
+        for persistent in self.persistent.used_by(request)? {
             all.push(NodeMount {
-                name: name(&format!("{PERSISTENT_PREFIX}{}", persistent.token))?,
+                name: name(&persistent_mount(persistent.token.as_str()))?,
                 buffer: persistent.buffer.clone().ok_or_else(|| Refusal::new(NO_SESSION))?,
-                server: self.pool(&persistent.pool)?.server.clone(),
+                server: self.servers.pool(&persistent.pool)?.server.clone(),
                 directories: Vec::new(),
                 own_of: None,
                 limits: Vec::new(),
@@ -116,49 +125,18 @@ impl Hooks<'_> {
         Ok(all)
     }
 
-    /// The nodes of a job: from the scheduler's file, its list, or its own words.
-    fn nodes(
-        &self,
-        token: &SessionName,
-        file: Option<&Path>,
-        list: Option<&str>,
-    ) -> Result<Vec<String>, Refusal> {
-        use std::io::Read;
-        let names: Vec<String> = match file {
-            Some(path) => {
-                let mut text = String::new();
-                std::fs::File::open(path)
-                    .and_then(|file| file.take(MAX_NODE_FILE_BYTES).read_to_string(&mut text))
-                    .map_err(|error| Refusal::new(&format!("read the list of nodes: {error}")))?;
-                text.split_whitespace().map(str::to_string).collect()
-            }
-            None => {
-                let given = list.filter(|list| !list.is_empty()).map(str::to_string);
-                let list = given.or_else(|| self.back.job(token).map(|job| job.nodes));
-                list.and_then(|list| self.back.node_names(&list)).unwrap_or_default()
-            }
-        };
-        // A name stands in the address of the agent.
-        let plain = |name: &String| {
-            !name.is_empty()
-                && !name.starts_with('-')
-                && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
-        };
-        match names.iter().all(plain) && !names.is_empty() && names.len() <= MAX_NODES {
-            true => Ok(names),
-            false => Err(Refusal::new("the scheduler did not say on which nodes the job runs")),
-        }
-    }
-
     /// `pre_run`: the nodes are known, and mount. One that cannot fails the job's start.
+    ///
+    /// # Errors
+    /// Which nodes did not mount, and why.
     pub fn pre_run(&self, token: &SessionName, file: Option<&Path>, list: Option<&str>) -> Done {
-        let session = self.sessions.load(token)?.ok_or_else(|| Refusal::new(NO_SESSION))?;
+        let session = self.sessions.find(token)?;
         let wanted = self.wanted(&session)?;
         let swap_bytes = session.swap_bytes_per_node();
         if wanted.is_empty() && swap_bytes == 0 {
             return Ok(String::new());
         }
-        let names = self.nodes(token, file, list)?;
+        let names = self.nodes.of_job(token, file, list)?;
         // On record before anybody is asked: a kill leaves nothing that is not unmounted later.
         let asked = self.sessions.change(token, |found| {
             Ok(found.as_mut().map(|found| {
@@ -176,7 +154,7 @@ impl Hooks<'_> {
             mounts: wanted,
             swap_bytes,
         };
-        let answers = self.ask_nodes(&names, &request, self.site.agent.mount_limit());
+        let answers = self.nodes.mount(&names, &request);
         let mut failed = Vec::new();
         let mut hosts = Vec::new();
         for (name, answer) in names.iter().zip(answers) {
@@ -205,13 +183,19 @@ impl Hooks<'_> {
 
     /// `post_run`: unmounts everywhere. Nodes that did not do it are said, and hold nobody up: the teardown asks
     /// them again.
+    ///
+    /// # Errors
+    /// If there is no such session, or its record cannot be changed.
     pub fn post_run(&self, token: &SessionName) -> Done {
-        let session = self.sessions.load(token)?.ok_or_else(|| Refusal::new(NO_SESSION))?;
-        Ok(self.umount_nodes(&session)?.unwrap_or_default())
+        let session = self.sessions.find(token)?;
+        Ok(self.umount(&session)?.unwrap_or_default())
     }
 
     /// Ends the mounts of a job; which nodes did not do it.
-    pub(super) fn umount_nodes(&self, session: &Session) -> Result<Option<String>, ControlError> {
+    ///
+    /// # Errors
+    /// If the record cannot be changed.
+    pub(super) fn umount(&self, session: &Session) -> Result<Option<String>, ControlError> {
         let names: Vec<String> = session
             .nodes
             .iter()
@@ -221,8 +205,7 @@ impl Hooks<'_> {
         if names.is_empty() {
             return Ok(None);
         }
-        let request = NodeRequest::Umount { session: session.token.clone() };
-        let answers = self.ask_nodes(&names, &request, self.site.agent.umount_limit());
+        let answers = self.nodes.umount(&names, &session.token);
         let (mut done, mut failed) = (Vec::new(), Vec::new());
         for (name, answer) in names.iter().zip(answers) {
             match answer {
@@ -238,66 +221,18 @@ impl Hooks<'_> {
         })?;
         Ok((!failed.is_empty()).then(|| format!("not unmounted: {}", named(&failed))))
     }
-
-    /// Asks nodes side by side, all of them within `limit`: whoever has not answered by then is an error.
-    pub(super) fn ask_nodes(
-        &self,
-        names: &[String],
-        request: &NodeRequest,
-        limit: Duration,
-    ) -> Vec<Result<NodeReply, ControlError>> {
-        let until = Instant::now() + limit;
-        let late = || {
-            let why = format!("no answer within {} s", limit.as_secs());
-            Err(ControlError::new("ask its agent", None, &why).errno(libc::ETIMEDOUT))
-        };
-        let mut answers: Vec<Result<NodeReply, ControlError>> =
-            names.iter().map(|_| late()).collect();
-        let (tell, told) = mpsc::channel();
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for _ in 0..names.len().min(MAX_ASKED) {
-                let (tell, next) = (tell.clone(), &next);
-                scope.spawn(move || {
-                    loop {
-                        let at = next.fetch_add(1, Ordering::Relaxed);
-                        let left = until.saturating_duration_since(Instant::now());
-                        let Some(name) = names.get(at).filter(|_| !left.is_zero()) else { break };
-                        let address = self.site.agent.of_node(name);
-                        let answer = self.back.ask_node(&address, request, left);
-                        if tell.send((at, answer)).is_err() {
-                            break;
-                        }
-                    }
-                });
-            }
-            drop(tell);
-            for (at, answer) in told {
-                answers[at] = answer;
-            }
-        });
-        answers
-    }
-}
-
-/// Failures of nodes in one text.
-fn named(failed: &[String]) -> String {
-    let shown = failed.iter().take(MAX_NODES_SHOWN).cloned().collect::<Vec<_>>().join("; ");
-    match failed.len().saturating_sub(MAX_NODES_SHOWN) {
-        0 => shown,
-        more => format!("{shown}; and {more} more nodes"),
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::session::{Sessions, tests::session};
-    use super::super::site::{AgentSite, PoolSite, Site};
-    use super::super::{Back, SchedulerJob};
+    use super::super::session::tests::session;
+    use super::super::site::{PoolSite, Site};
+    use super::super::{Back, Hooks, SchedulerJob};
     use super::*;
     use forebay_proto::Caller;
     use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
     use std::collections::{BTreeMap, HashMap, HashSet};
+    use std::time::{Duration, Instant};
 
     /// A thousand nodes, of which some take a question and never answer.
     struct Nodes;
@@ -377,7 +312,7 @@ mod tests {
             },
         };
         let sessions = Sessions::open(dir.path()).unwrap();
-        let hooks = Hooks { site: &site, sessions: sessions.clone(), back: &Nodes };
+        let hooks = Hooks::new(&site, &sessions, &Nodes);
         let mut job = session("17");
         let node = |at: usize| SessionNode { name: format!("n{at}"), host: None, mounted: true };
         job.nodes = (0..1_000).map(node).collect();
@@ -389,7 +324,7 @@ mod tests {
             })
             .unwrap();
         let begun = Instant::now();
-        let said = hooks.post_run(&job.token).unwrap();
+        let said = hooks.mounts.post_run(&job.token).unwrap();
         let took = begun.elapsed();
         assert!(took < Duration::from_secs(1 + 5), "{took:?}");
         // 17, 107, 117, ..., 197.

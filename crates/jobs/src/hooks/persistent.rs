@@ -3,30 +3,56 @@
 //!
 //! A persistent cache is made in two steps: Slurm's `create_persistent` passes everything of the `#BB` line but `pfs=`, so
 //! the name is put on record there, and the buffer is made by the `setup` of the same job, which is given the script.
+//! Callers: the front, `setup`, `data`, `copies`, `mounts`, `teardown`, `reconcile`.
 
-use super::session::{PersistentCache, SESSION_FORMAT, Session, SessionKind};
-use super::{AWAY_PAUSE, Done, Hooks, Refusal, call};
+use super::back::Back;
+use super::call;
+use super::refusal::{Done, Refusal};
+use super::servers::{AWAY_PAUSE, PoolServers};
+use super::session::{PersistentCache, SESSION_FORMAT, Session, SessionKind, Sessions};
+use super::site::Site;
 use crate::request::{AccessMode, JobRequest, PersistentCreate, PersistentUse};
 use forebay_proto::net::ledger::BufferName;
 use forebay_proto::net::node::SessionName;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-impl Hooks<'_> {
+/// The persistent buffers of a site.
+#[derive(Clone, Copy)]
+pub struct Persistent<'a> {
+    site: &'a Site,
+    sessions: &'a Sessions,
+    servers: PoolServers<'a>,
+    back: &'a dyn Back,
+}
+
+impl<'a> Persistent<'a> {
+    pub(super) fn new(
+        site: &'a Site,
+        sessions: &'a Sessions,
+        servers: PoolServers<'a>,
+        back: &'a dyn Back,
+    ) -> Persistent<'a> {
+        Persistent { site, sessions, servers, back }
+    }
+
     /// `create_persistent`: asked again, the same buffer. What it says must hold the word "created".
-    pub fn create_persistent(&self, call: &call::Call) -> Done {
-        let name = Self::token(call.token.as_deref())?;
+    ///
+    /// # Errors
+    /// What is wrong with the call, or why the buffer is not made.
+    pub fn create(&self, call: &call::Call) -> Done {
+        let name = call::token(call.token.as_deref())?;
         let uid = call.user.ok_or_else(|| Refusal::new("-u is missing"))?;
         let capacity = call.capacity.as_deref().ok_or_else(|| Refusal::new("-C is missing"))?;
         let (pool, capacity_bytes) = call::capacity(capacity).map_err(|why| Refusal::new(&why))?;
         let cache = kind_of(call.buffer_type.as_deref(), call.access.as_deref())?;
         let is_cache = cache.is_some();
-        self.pool(pool)?;
+        self.servers.pool(pool)?;
         let gid = self.back.user(uid, u32::MAX).gid;
-        let session = self.begin_persistent(&name, (uid, gid), pool, capacity_bytes, cache)?;
+        let session = self.begin(&name, (uid, gid), pool, capacity_bytes, cache)?;
         if is_cache && !session.made {
             return Ok("created".into());
         }
-        match self.finish_persistent(&session) {
+        match self.finish(&session) {
             Ok(()) => Ok("created".into()),
             Err(refusal) => {
                 // It was not made: the scheduler forgets the name, and so do we.
@@ -37,7 +63,7 @@ impl Hooks<'_> {
     }
 
     /// The session of a persistent buffer: a new one, or that of an earlier call.
-    fn begin_persistent(
+    fn begin(
         &self,
         name: &SessionName,
         (uid, gid): (u32, u32),
@@ -80,8 +106,8 @@ impl Hooks<'_> {
     }
 
     /// Makes the buffer of a session that is on record.
-    fn finish_persistent(&self, session: &Session) -> Result<(), Refusal> {
-        let bytes = self.create(session)?;
+    fn finish(&self, session: &Session) -> Result<(), Refusal> {
+        let bytes = self.servers.create(session)?;
         self.sessions.change(&session.token, |found| {
             if let Some(found) = found {
                 found.made = true;
@@ -93,6 +119,9 @@ impl Hooks<'_> {
     }
 
     /// Forgets a persistent buffer that was never made.
+    ///
+    /// # Errors
+    /// If its record cannot be changed.
     pub(super) fn forget_unmade(&self, name: &SessionName) -> Result<(), Refusal> {
         self.sessions.change(name, |found| {
             if found.as_ref().is_some_and(Session::is_unmade) {
@@ -104,13 +133,16 @@ impl Hooks<'_> {
     }
 
     /// The same of those that a job was to make. Whether a server that went away had made one is not known.
+    ///
+    /// # Errors
+    /// If a record cannot be changed, or a server does not destroy what it may have made.
     pub(super) fn forget_unmade_of(&self, session: &Session) -> Result<(), Refusal> {
         let made = session.request.iter().flat_map(|request| &request.create_persistent);
         for made in made.filter(|made| made.cache.is_some()) {
             let Ok(name) = made.name.parse::<SessionName>() else { continue };
             let found = self.sessions.load(&name)?;
             if let Some(found) = found.filter(|f| f.is_unmade() && f.uid == session.uid) {
-                self.destroy_buffer(&found)?;
+                self.servers.destroy(&found)?;
                 self.forget_unmade(&name)?;
             }
         }
@@ -118,31 +150,26 @@ impl Hooks<'_> {
     }
 
     /// Makes the persistent caches that a job's script names; those that are there stay as they are.
-    pub(super) fn make_persistent_caches(
-        &self,
-        who: (u32, u32),
-        request: &JobRequest,
-    ) -> Result<(), Refusal> {
+    ///
+    /// # Errors
+    /// Why one is not made.
+    pub(super) fn make_caches(&self, who: (u32, u32), request: &JobRequest) -> Result<(), Refusal> {
         for made in request.create_persistent.iter().filter(|made| made.cache.is_some()) {
-            self.make_persistent_cache(who, made)?;
+            self.make_cache(who, made)?;
         }
         Ok(())
     }
 
-    fn make_persistent_cache(
-        &self,
-        who: (u32, u32),
-        made: &PersistentCreate,
-    ) -> Result<(), Refusal> {
+    fn make_cache(&self, who: (u32, u32), made: &PersistentCreate) -> Result<(), Refusal> {
         let name: SessionName =
             made.name.parse().map_err(|error| Refusal::new(&format!("{error}")))?;
         let default = || self.site.default_pool().map(str::to_string);
         let pool = made.pool.clone().or_else(default).unwrap_or_default();
-        self.pool(&pool)?;
+        self.servers.pool(&pool)?;
         let ldbalance = made.access == AccessMode::Ldbalance;
         let cache = PersistentCache { pfs: made.cache.clone(), ldbalance };
         // Of a job that is released after its setup has failed the name may be forgotten.
-        let begun = self.begin_persistent(&name, who, &pool, made.capacity_bytes, Some(cache))?;
+        let begun = self.begin(&name, who, &pool, made.capacity_bytes, Some(cache))?;
         if begun.made {
             return Ok(());
         }
@@ -153,13 +180,16 @@ impl Hooks<'_> {
             Ok(found.clone())
         })?;
         match told {
-            Some(session) => self.finish_persistent(&session),
+            Some(session) => self.finish(&session),
             None => Err(Refusal::new(&format!("persistent buffer {name} was destroyed meanwhile"))),
         }
     }
 
     /// The persistent buffers that a job uses; a cache that another job is about to make is waited for.
-    pub(super) fn await_persistent(&self, request: &JobRequest) -> Result<Vec<Session>, Refusal> {
+    ///
+    /// # Errors
+    /// If one is not there.
+    pub(super) fn await_used(&self, request: &JobRequest) -> Result<Vec<Session>, Refusal> {
         let until = Instant::now() + Duration::from_secs(self.site.patience_s);
         let is_under_way = |used: &PersistentUse| {
             let name = used.name.parse().ok();
@@ -169,18 +199,24 @@ impl Hooks<'_> {
         while request.persistent.iter().any(is_under_way) && Instant::now() < until {
             std::thread::sleep(AWAY_PAUSE);
         }
-        self.persistent_of(request)
+        self.used_by(request)
     }
 
     /// The persistent buffers that a job uses.
-    pub(super) fn persistent_of(&self, request: &JobRequest) -> Result<Vec<Session>, Refusal> {
+    ///
+    /// # Errors
+    /// If one is not there.
+    pub(super) fn used_by(&self, request: &JobRequest) -> Result<Vec<Session>, Refusal> {
         let name = |used: &PersistentUse| -> Result<SessionName, Refusal> {
             used.name.parse().map_err(|error| Refusal::new(&format!("{error}")))
         };
-        request.persistent.iter().map(|used| self.persistent(&name(used)?)).collect()
+        request.persistent.iter().map(|used| self.find(&name(used)?)).collect()
     }
 
     /// The jobs that use a persistent buffer now.
+    ///
+    /// # Errors
+    /// If the sessions cannot be listed.
     pub(super) fn users_of(&self, name: &SessionName) -> Result<Vec<SessionName>, Refusal> {
         let uses = |session: &Session| {
             let request = session.request.as_ref();
@@ -193,7 +229,7 @@ impl Hooks<'_> {
     ///
     /// # Errors
     /// If there is none.
-    pub fn persistent(&self, name: &SessionName) -> Result<Session, Refusal> {
+    pub(super) fn find(&self, name: &SessionName) -> Result<Session, Refusal> {
         let found = self.sessions.load(name)?;
         found
             .filter(|found| found.kind == SessionKind::Persistent && found.made)

@@ -7,11 +7,19 @@
 //! that does not answer, and the node may come back with mounts and swap space of the job.
 //!
 //! Invariants: nothing is done while the scheduler does not answer; results that the PFS does not have are kept.
+//! Caller: `forebay reconcile`.
 
-use super::session::{Session, SessionKind};
-use super::{Hooks, Refusal, unexpected};
+use super::back::Back;
+use super::nodes::NodeAgents;
+use super::persistent::Persistent;
+use super::refusal::{Refusal, unexpected};
+use super::rescue::Rescue;
+use super::servers::PoolServers;
+use super::session::{Session, SessionKind, Sessions};
+use super::site::Site;
+use super::teardown::Teardown;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
-use forebay_proto::net::node::{NodeReply, NodeRequest, SessionName};
+use forebay_proto::net::node::{NodeReply, SessionName};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -49,12 +57,36 @@ pub struct NodeJob {
     pub job: SessionName,
 }
 
-impl Hooks<'_> {
+/// Compares the records.
+#[derive(Clone, Copy)]
+pub struct Reconcile<'a> {
+    site: &'a Site,
+    sessions: &'a Sessions,
+    servers: PoolServers<'a>,
+    persistent: Persistent<'a>,
+    back: &'a dyn Back,
+    nodes: NodeAgents<'a>,
+    teardown: Teardown<'a>,
+    rescue: Rescue<'a>,
+}
+
+impl<'a> Reconcile<'a> {
+    pub(super) fn new(
+        (site, sessions): (&'a Site, &'a Sessions),
+        (servers, back): (PoolServers<'a>, &'a dyn Back),
+        persistent: Persistent<'a>,
+        nodes: NodeAgents<'a>,
+        teardown: Teardown<'a>,
+        rescue: Rescue<'a>,
+    ) -> Reconcile<'a> {
+        Reconcile { site, sessions, servers, persistent, back, nodes, teardown, rescue }
+    }
+
     /// Compares, and tears down what the scheduler has forgotten; with `dry_run` only compares.
     ///
     /// # Errors
     /// If the scheduler or a pool does not answer.
-    pub fn reconcile(&self, dry_run: bool) -> Result<Reconciled, Refusal> {
+    pub fn compare(&self, dry_run: bool) -> Result<Reconciled, Refusal> {
         let jobs = self
             .back
             .jobs()
@@ -78,7 +110,7 @@ impl Hooks<'_> {
                 result.ended.push(session.token.clone());
                 continue;
             }
-            match self.teardown(&session.token, false) {
+            match self.teardown.end(&session.token, false) {
                 Ok(_) => result.ended.push(session.token.clone()),
                 Err(Refusal(why)) => result.failed.push(format!("{}: {why}", session.token)),
             }
@@ -89,25 +121,10 @@ impl Hooks<'_> {
                 && is_old(session, UNMADE_MAX_S)
         });
         for session in unmade.filter(|_| !dry_run) {
-            self.forget_unmade(&session.token)?;
+            self.persistent.forget_unmade(&session.token)?;
         }
         result.without_buffer = self.only_at_the_scheduler()?;
-        let kept = self.kept()?;
-        let known: Vec<&BufferName> =
-            sessions.iter().chain(&kept).filter_map(|session| session.buffer.as_ref()).collect();
-        for name in self.site.pool_names() {
-            let LedgerReply::Buffers(all) =
-                self.back.ask(self.pool(name)?, None, LedgerRequest::List)?
-            else {
-                continue;
-            };
-            let names = all.into_iter().map(|buffer| buffer.spec.name);
-            result.unknown.extend(
-                names.filter(|name| name.as_str().starts_with("job-") && !known.contains(&name)),
-            );
-        }
-        result.unknown.sort();
-        result.unknown.dedup();
+        result.unknown = self.only_at_the_servers(&sessions)?;
         Ok(result)
     }
 
@@ -145,13 +162,31 @@ impl Hooks<'_> {
         Ok(both)
     }
 
+    /// Buffers of jobs at the servers that nothing here knows of.
+    fn only_at_the_servers(&self, sessions: &[Session]) -> Result<Vec<BufferName>, Refusal> {
+        let kept = self.rescue.list()?;
+        let known: Vec<&BufferName> =
+            sessions.iter().chain(&kept).filter_map(|session| session.buffer.as_ref()).collect();
+        let mut unknown = Vec::new();
+        for pool in self.site.pool_names() {
+            let LedgerReply::Buffers(all) = self.servers.ask_pool(pool, LedgerRequest::List)?
+            else {
+                continue;
+            };
+            let names = all.into_iter().map(|buffer| buffer.spec.name);
+            unknown.extend(
+                names.filter(|name| name.as_str().starts_with("job-") && !known.contains(&name)),
+            );
+        }
+        unknown.sort();
+        unknown.dedup();
+        Ok(unknown)
+    }
+
     /// What the agents of all nodes have of jobs.
     fn jobs_on_nodes(&self, result: &mut Reconciled) -> Vec<NodeJob> {
-        let names = self.back.nodes().unwrap_or_default();
-        let limit = self.site.agent.umount_limit();
-        let answers = self.ask_nodes(&names, &NodeRequest::Sessions, limit);
         let mut found = Vec::new();
-        for (node, answer) in names.into_iter().zip(answers) {
+        for (node, answer) in self.nodes.jobs() {
             match answer {
                 Ok(NodeReply::Sessions(jobs)) => {
                     found.extend(jobs.into_iter().map(|job| NodeJob { node: node.clone(), job }));
@@ -166,9 +201,7 @@ impl Hooks<'_> {
     fn end_on_nodes(&self, forgotten: Vec<NodeJob>, dry_run: bool, result: &mut Reconciled) {
         for one in forgotten {
             if !dry_run {
-                let request = NodeRequest::Umount { session: one.job.clone() };
-                let names = std::slice::from_ref(&one.node);
-                let asked = self.ask_nodes(names, &request, self.site.agent.umount_limit());
+                let asked = self.nodes.umount(std::slice::from_ref(&one.node), &one.job);
                 if let Some(Err(error)) = asked.first() {
                     result.failed.push(format!("{} on node {}: {error}", one.job, one.node));
                     continue;

@@ -1,37 +1,51 @@
 //! `forebay rescue`: jobs whose results did not all reach the PFS. Their buffers are kept until their lines are done,
 //! or somebody gives them up.
+//!
+//! Invariant: a kept job is forgotten after its buffer has gone, never before.
+//! Callers: `forebay rescue`; `reconcile`, for the names of kept buffers.
 
+use super::data::Staging;
+use super::refusal::Refusal;
+use super::servers::PoolServers;
 use super::session::{Session, Sessions};
-use super::{Hooks, Refusal};
-use forebay_proto::net::ledger::{BufferName, LedgerRequest};
 
-impl Hooks<'_> {
+/// Kept jobs.
+#[derive(Clone, Copy)]
+pub struct Rescue<'a> {
+    sessions: &'a Sessions,
+    servers: PoolServers<'a>,
+    staging: Staging<'a>,
+}
+
+impl<'a> Rescue<'a> {
+    pub(super) fn new(
+        sessions: &'a Sessions,
+        servers: PoolServers<'a>,
+        staging: Staging<'a>,
+    ) -> Rescue<'a> {
+        Rescue { sessions, servers, staging }
+    }
+
     /// Kept jobs, by their age. Those whose buffer somebody has destroyed are forgotten.
     ///
     /// # Errors
     /// If they cannot be listed.
-    pub fn kept(&self) -> Result<Vec<Session>, Refusal> {
+    pub fn list(&self) -> Result<Vec<Session>, Refusal> {
         let mut kept = self.sessions.list_kept()?;
         kept.retain(|session| {
             let Some(buffer) = &session.buffer else { return false };
-            let gone = self.is_destroyed(session, buffer);
+            let gone = self.servers.is_destroyed(session, buffer);
             // It is listed once more if its record cannot be removed.
             !(gone && self.sessions.forget_kept(buffer).is_ok())
         });
         Ok(kept)
     }
 
-    fn is_destroyed(&self, session: &Session, buffer: &BufferName) -> bool {
-        let Ok(pool) = self.pool(&session.pool) else { return false };
-        let status = LedgerRequest::Status { name: buffer.clone() };
-        self.back.ask(pool, None, status).is_err_and(|error| super::is_gone(&error))
-    }
-
     /// The kept job of a buffer, named by the buffer or by the job's number where that is one only.
     ///
     /// # Errors
     /// If there is none, or there are several.
-    pub fn kept_one(&self, name: &str) -> Result<Session, Refusal> {
+    pub fn find(&self, name: &str) -> Result<Session, Refusal> {
         let all = self.sessions.list_kept()?;
         let is = |session: &&Session| {
             session.token.as_str() == name
@@ -51,8 +65,8 @@ impl Hooks<'_> {
     ///
     /// # Errors
     /// What is still missing; the buffer is kept then.
-    pub fn rescue(&self, session: &Session) -> Result<(), Refusal> {
-        let missing = self.bring_out(session)?;
+    pub fn go_on(&self, session: &Session) -> Result<(), Refusal> {
+        let missing = self.staging.bring_out(session)?;
         match missing.is_empty() {
             true => self.discard(session),
             false => Err(Refusal::new(&missing.join("; "))),
@@ -64,8 +78,8 @@ impl Hooks<'_> {
     /// # Errors
     /// If the buffer cannot be destroyed: it is kept then.
     pub fn discard(&self, session: &Session) -> Result<(), Refusal> {
-        self.destroy_buffer(session)?;
+        self.servers.destroy(session)?;
         let Some(buffer) = &session.buffer else { return Ok(()) };
-        Sessions::forget_kept(&self.sessions, buffer).map_err(Into::into)
+        self.sessions.forget_kept(buffer).map_err(Into::into)
     }
 }

@@ -7,6 +7,7 @@
 //! the next call finds the buffer or knows that there is none. What is on record is the schedulers' view: it answers
 //! without a server.
 
+use super::refusal::{NO_SESSION, Refusal};
 use crate::record_file;
 use crate::request::JobRequest;
 use forebay_proto::PlanId;
@@ -226,6 +227,54 @@ impl Sessions {
             written.map_err(|error| self.failed(&path, &error))?;
         }
         Ok(result)
+    }
+
+    /// The session of a token, which must be there.
+    ///
+    /// # Errors
+    /// [`NO_SESSION`], or that its record cannot be read.
+    pub(super) fn find(&self, token: &SessionName) -> Result<Session, Refusal> {
+        self.load(token)?.ok_or_else(|| Refusal::new(NO_SESSION))
+    }
+
+    /// Changes what is on record of a session, if it is still that session's: another one may have its token by now. True if
+    /// it is.
+    ///
+    /// # Errors
+    /// As [`Self::change`].
+    pub(super) fn note(
+        &self,
+        session: &Session,
+        change: impl FnOnce(&mut Session),
+    ) -> Result<bool, ControlError> {
+        self.change(&session.token, |found| {
+            let same = found.as_mut().filter(|found| found.buffer == session.buffer);
+            Ok(same.map(change).is_some())
+        })
+    }
+
+    /// Forgets a session, if it is still that session's.
+    ///
+    /// # Errors
+    /// As [`Self::change`].
+    pub(super) fn forget(&self, session: &Session) -> Result<(), ControlError> {
+        self.change(&session.token, |found| {
+            // Another job may have the token by now.
+            if found.as_ref().is_some_and(|found| found.buffer == session.buffer) {
+                *found = None;
+            }
+            Ok(())
+        })
+    }
+
+    /// True if a session is still on record, or kept: it was not torn down meanwhile.
+    pub(super) fn is_there(&self, session: &Session) -> bool {
+        let live = self
+            .load(&session.token)
+            .is_ok_and(|found| found.is_some_and(|found| found.buffer == session.buffer));
+        live || self
+            .list_kept()
+            .is_ok_and(|kept| kept.iter().any(|kept| kept.buffer == session.buffer))
     }
 
     fn lock(&self) -> Result<File, ControlError> {

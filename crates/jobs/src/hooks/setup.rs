@@ -1,17 +1,22 @@
 //! The first steps: a script is looked at when it is submitted, and the job's buffer is made.
+//!
+//! Invariants: a session is on record before a server is asked for its buffer; what answers a waiting user (`job_process`) asks
+//! no server.
+//! Callers: the front; `forebay validate --slurm`, for what a site refuses; `mounts`, for the script of a job that is not on
+//! record.
 
-use super::answers::{self, Pool};
-use super::session::{SESSION_FORMAT, Session, SessionKind};
+use super::answers::{Answers, Pool};
+use super::back::Back;
+use super::persistent::Persistent;
+use super::refusal::{Done, Refusal};
+use super::servers::PoolServers;
+use super::session::{SESSION_FORMAT, Session, SessionKind, Sessions};
 use super::site::Site;
-use super::{Done, Hooks, NO_SESSION, Refusal, is_away, unexpected};
+use super::teardown::Teardown;
 use crate::problem::Refused;
-use crate::request::{AccessMode, JobRequest};
+use crate::request::JobRequest;
 use crate::script::{self, Dialect, MAX_SCRIPT_BYTES};
-use forebay_proto::control::{ControlError, Verify};
-use forebay_proto::net::ledger::{
-    AccessMode as BufferAccess, BufferName, BufferSpec, BufferType, CacheSpec, LedgerReply,
-    LedgerRequest, Token,
-};
+use forebay_proto::net::ledger::BufferName;
 use forebay_proto::net::node::SessionName;
 use forebay_proto::size::format_bytes;
 use std::io::Read;
@@ -23,9 +28,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const UNIQUE_DIGITS: usize = 8;
 /// Most problems of a script that one message shows.
 const MAX_SHOWN_PROBLEMS: usize = 3;
-/// How long names and attributes of a job's cache are believed, and when it drains.
-const CACHE_TTL_MS: u64 = 1_000;
-const CACHE_POLICY: &str = "idle";
 
 /// A refused script in one line: line, word, what was expected.
 pub fn refused_text(refused: &Refused) -> String {
@@ -56,24 +58,6 @@ pub fn read_script(path: Option<&Path>) -> Result<JobRequest, Refusal> {
         .map_err(|error| Refusal::new(&format!("read the job script: {error}")))?;
     script::parse_for(Dialect::Scheduler, "job script", &bytes)
         .map_err(|refused| Refusal::new(&refused_text(&refused)))
-}
-
-/// How the servers are to show a job's buffer to its nodes.
-fn access(request: &JobRequest) -> BufferAccess {
-    match request.access_modes[..] {
-        [AccessMode::Private] => BufferAccess::Private,
-        [AccessMode::Ldbalance] => BufferAccess::Ldbalance,
-        _ => BufferAccess::Striped,
-    }
-}
-
-/// The same of a session, also of a persistent buffer.
-fn access_of(session: &Session) -> BufferAccess {
-    match (&session.request, &session.persistent_cache) {
-        (Some(request), _) => access(request),
-        (None, Some(cache)) if cache.ldbalance => BufferAccess::Ldbalance,
-        (None, _) => BufferAccess::Striped,
-    }
 }
 
 /// A cache shows its directory of the PFS: nothing is staged to or from it.
@@ -177,37 +161,65 @@ pub fn pool_of(site: &Site, request: &JobRequest) -> Result<String, Refusal> {
     site.pool(&name).map(|_| name)
 }
 
-impl Hooks<'_> {
+/// The first steps of jobs.
+#[derive(Clone, Copy)]
+pub struct Setup<'a> {
+    site: &'a Site,
+    sessions: &'a Sessions,
+    servers: PoolServers<'a>,
+    persistent: Persistent<'a>,
+    back: &'a dyn Back,
+    answers: Answers<'a>,
+    teardown: Teardown<'a>,
+}
+
+impl<'a> Setup<'a> {
+    pub(super) fn new(
+        (site, sessions): (&'a Site, &'a Sessions),
+        servers: PoolServers<'a>,
+        persistent: Persistent<'a>,
+        back: &'a dyn Back,
+        answers: Answers<'a>,
+        teardown: Teardown<'a>,
+    ) -> Setup<'a> {
+        Setup { site, sessions, servers, persistent, back, answers, teardown }
+    }
+
     /// `job_process`: refuses at submission what could only fail or wait for ever later. Asks no server: the user
     /// and the scheduler's locks wait for it.
+    ///
+    /// # Errors
+    /// What is wrong with the script, in one line.
     pub fn job_process(&self, job: Option<&Path>) -> Done {
         let request = read_script(job)?;
-        check_site(self.site, &answers::last_pools(self.sessions.dir()), &request)?;
+        check_site(self.site, &self.answers.last_pools(), &request)?;
         Ok(String::new())
     }
 
     /// `setup`: the session is on record, and the job's buffer is made.
-    pub fn setup(&self, token: &SessionName, (uid, gid): (u32, u32), job: Option<&Path>) -> Done {
+    ///
+    /// # Errors
+    /// What is wrong with the script, or why the buffer is not made.
+    pub fn make(&self, token: &SessionName, (uid, gid): (u32, u32), job: Option<&Path>) -> Done {
         let request = read_script(job)?;
         // On record first: what fails from here on is torn down with the job.
         let session = self.begin(token, (uid, gid), request)?;
         if let Some(request) = &session.request {
             check_paths(self.site, request)?;
-            self.make_persistent_caches((uid, gid), request)?;
-            check_stages(request, &self.await_persistent(request)?)?;
+            self.persistent.make_caches((uid, gid), request)?;
+            check_stages(request, &self.persistent.await_used(request)?)?;
         }
-        let Some(buffer) = &session.buffer else { return Ok(String::new()) };
-        let made = self.create(&session)?;
-        let noted = self.sessions.change(token, |found| {
-            let mine = found.as_mut().filter(|found| found.buffer.as_ref() == Some(buffer));
-            Ok(mine.map(|found| {
-                found.made = true;
-                found.capacity_bytes = made;
-            }))
+        if session.buffer.is_none() {
+            return Ok(String::new());
+        }
+        let made = self.servers.create(&session)?;
+        let noted = self.sessions.note(&session, |found| {
+            found.made = true;
+            found.capacity_bytes = made;
         })?;
-        if noted.is_none() {
+        if !noted {
             // A teardown was faster.
-            self.destroy_buffer(&session)?;
+            self.servers.destroy(&session)?;
             return Err(Refusal::new("the job was torn down meanwhile"));
         }
         Ok(String::new())
@@ -228,7 +240,7 @@ impl Hooks<'_> {
         };
         if let Some(old) = self.sessions.load(token)?.filter(|old| stale(old)) {
             // The scheduler counts from the beginning again, and has forgotten that job.
-            self.give_up(&old)?;
+            self.teardown.give_up(&old)?;
         }
         let created_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let digits = format!("{unique:032x}");
@@ -261,51 +273,4 @@ impl Hooks<'_> {
             Ok(found.get_or_insert_with(fresh).clone())
         })?)
     }
-
-    /// Makes a session's buffer; asked again, the same one. Its capacity.
-    pub(super) fn create(&self, session: &Session) -> Result<u64, Refusal> {
-        let name = session.buffer.clone().ok_or_else(|| Refusal::new(NO_SESSION))?;
-        let pool = self.pool(&session.pool)?;
-        let cache = session.cached();
-        let spec = BufferSpec {
-            name,
-            capacity_bytes: session.capacity_bytes,
-            buffer_type: match cache {
-                Some(_) => BufferType::Cache,
-                None => BufferType::Scratch,
-            },
-            access: access_of(session),
-            servers: pool.servers,
-            store_kind: None,
-            log: session.request.as_ref().map_or_else(Default::default, |request| request.log),
-            cache: cache.map(|pfs| CacheSpec {
-                pfs: pfs.clone(),
-                ttl_ms: CACHE_TTL_MS,
-                writes_by_kernel: true,
-                policy: CACHE_POLICY.into(),
-                verify: Verify::Cache,
-                rate_bytes_per_s: 0,
-            }),
-        };
-        self.create_as(session, spec)
-    }
-
-    fn create_as(&self, session: &Session, spec: BufferSpec) -> Result<u64, Refusal> {
-        if session.made {
-            return Ok(session.capacity_bytes);
-        }
-        let token = Token(session.create_token.clone());
-        let request = LedgerRequest::Create { token, spec };
-        match self.ask_as_user(session, &request) {
-            Ok(LedgerReply::Created { buffer, .. }) => Ok(buffer.capacity_bytes),
-            Ok(_) => Err(unexpected().into()),
-            Err(error) if is_away(&error) => Err(away(error)),
-            Err(error) => Err(error.into()),
-        }
-    }
-}
-
-/// A server that did not come back.
-pub(super) fn away(error: ControlError) -> Refusal {
-    Refusal::new(&format!("{error}; the job can be released when the servers are back"))
 }

@@ -2,8 +2,9 @@
 //! is an error, so that a misspelled one is not passed over. Read by the hooks, the agents, `forebay validate`, and by any
 //! command that needs what it was not told: the flash directory, a server, the roots of the PFS.
 
-use super::Refusal;
+use super::refusal::Refusal;
 use forebay_proto::control::ControlError;
+use forebay_proto::net::node::SessionName;
 use forebay_proto::size::{SizeError, parse_bytes};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -16,6 +17,8 @@ pub const SITE_PATH: &str = "/etc/forebay/forebay.conf";
 const MAX_SITE_BYTES: u64 = 1 << 20;
 /// What stands for a node's name in the address of its agent.
 pub const NODE_MARK: &str = "{node}";
+/// Name of the mount point of a job's own buffer, in the job's directory.
+pub(super) const JOB_MOUNT: &str = "job";
 
 /// A site.
 #[derive(Clone, Debug, Deserialize)]
@@ -97,6 +100,11 @@ fn default_patience_s() -> u64 {
     60
 }
 
+/// The name of the mount point of a persistent buffer, in the directory of a job that uses it.
+pub(super) fn persistent_mount(name: &str) -> String {
+    format!("persistent-{name}")
+}
+
 impl Default for AgentSite {
     fn default() -> AgentSite {
         AgentSite {
@@ -124,6 +132,19 @@ impl AgentSite {
     /// The address of a node's agent.
     pub fn of_node(&self, node: &str) -> String {
         self.address.replace(NODE_MARK, node)
+    }
+
+    /// Where a buffer of a job is mounted, on every node, by the name of its mount point.
+    pub(super) fn mount_point(&self, token: &SessionName, name: &str) -> PathBuf {
+        self.mount_root.join(token.as_str()).join(name)
+    }
+
+    /// Where a stage line finds its buffer: the job's own, or a persistent one of this name.
+    pub(super) fn mount_of(&self, token: &SessionName, persistent: Option<&str>) -> PathBuf {
+        match persistent {
+            Some(name) => self.mount_point(token, &persistent_mount(name)),
+            None => self.mount_point(token, JOB_MOUNT),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! `dwstat`: the tables that users of DataWarp know, and `scontrol show bbstat`.
+//! Caller: the front.
 
-use super::session::{Session, SessionKind};
-use super::{Done, Hooks, Refusal, answers};
+use super::answers::{self, Answers, Pool};
+use super::refusal::{Done, Refusal};
+use super::session::{Session, SessionKind, Sessions};
 use forebay_proto::size::format_bytes;
 
 /// The tables, in the order of `most` and `all`.
@@ -9,37 +11,29 @@ const TABLES: [&str; 5] = ["pools", "sessions", "instances", "configurations", "
 /// What `dwstat` without words shows.
 const MOST: usize = 4;
 
-impl Hooks<'_> {
+/// The tables of a site.
+#[derive(Clone, Copy)]
+pub struct Tables<'a> {
+    sessions: &'a Sessions,
+    answers: Answers<'a>,
+}
+
+impl<'a> Tables<'a> {
+    pub(super) fn new(sessions: &'a Sessions, answers: Answers<'a>) -> Tables<'a> {
+        Tables { sessions, answers }
+    }
+
     /// The tables that the words name; of no word: most of them.
-    pub fn tables(&self, words: &[String]) -> Done {
-        let words: Vec<&str> = words
-            .iter()
-            .map(String::as_str)
-            // Whether numbers have units is not a choice here.
-            .filter(|word| !matches!(*word, "-H" | "-b" | "--no-heading"))
-            .collect();
-        let mut wanted = Vec::new();
-        for word in &words {
-            match *word {
-                "most" => wanted.extend(&TABLES[..MOST]),
-                "all" => wanted.extend(&TABLES),
-                table if TABLES.contains(&table) => wanted.push(table),
-                other => {
-                    let known = TABLES.join(", ");
-                    return Err(Refusal::new(&format!(
-                        "{other:?} is no table (expected most, all, {known})"
-                    )));
-                }
-            }
-        }
-        if wanted.is_empty() {
-            wanted.extend(&TABLES[..MOST]);
-        }
+    ///
+    /// # Errors
+    /// If a word names no table, or the servers of the pools have never answered.
+    pub fn text(&self, words: &[String]) -> Done {
+        let wanted = wanted(words)?;
         let sessions = self.sessions.list()?;
         let mut text = Vec::new();
         for table in wanted {
             let rows = match table {
-                "pools" => self.pool_rows()?,
+                "pools" => pool_rows(&self.pools()?),
                 "sessions" => session_rows(&sessions),
                 "instances" => instance_rows(&sessions),
                 "configurations" => configuration_rows(&sessions),
@@ -50,24 +44,52 @@ impl Hooks<'_> {
         Ok(text.join("\n\n"))
     }
 
-    fn pool_rows(&self) -> Result<Vec<Vec<String>>, Refusal> {
-        let head = ["pool", "units", "quantity", "free", "gran"];
-        let mut rows = vec![head.map(str::to_string).to_vec()];
+    fn pools(&self) -> Result<Vec<Pool>, Refusal> {
         // Where the servers do not answer, what they said last is better than nothing.
-        if self.pools().is_err() && answers::last_pools(self.sessions.dir()).is_empty() {
+        if self.answers.pools().is_err() && self.answers.last_pools().is_empty() {
             return Err(Refusal::new("the servers of the pools do not answer"));
         }
-        for pool in answers::last_pools(self.sessions.dir()) {
-            rows.push(vec![
-                pool.id.clone(),
-                pool.units.clone(),
-                format_bytes(pool.total_bytes()),
-                format_bytes(pool.granularity.saturating_mul(pool.free)),
-                format_bytes(pool.granularity),
-            ]);
-        }
-        Ok(rows)
+        Ok(self.answers.last_pools())
     }
+}
+
+/// The tables that the words name, in the order of the words.
+fn wanted(words: &[String]) -> Result<Vec<&str>, Refusal> {
+    let mut wanted = Vec::new();
+    // Whether numbers have units is not a choice here.
+    let words = words.iter().filter(|word| !matches!(word.as_str(), "-H" | "-b" | "--no-heading"));
+    for word in words {
+        match word.as_str() {
+            "most" => wanted.extend(&TABLES[..MOST]),
+            "all" => wanted.extend(&TABLES),
+            table if TABLES.contains(&table) => wanted.push(table),
+            other => {
+                let known = TABLES.join(", ");
+                return Err(Refusal::new(&format!(
+                    "{other:?} is no table (expected most, all, {known})"
+                )));
+            }
+        }
+    }
+    if wanted.is_empty() {
+        wanted.extend(&TABLES[..MOST]);
+    }
+    Ok(wanted)
+}
+
+fn pool_rows(pools: &[Pool]) -> Vec<Vec<String>> {
+    let head = ["pool", "units", "quantity", "free", "gran"];
+    let mut rows = vec![head.map(str::to_string).to_vec()];
+    rows.extend(pools.iter().map(|pool| {
+        vec![
+            pool.id.clone(),
+            pool.units.clone(),
+            format_bytes(pool.total_bytes()),
+            format_bytes(pool.granularity.saturating_mul(pool.free)),
+            format_bytes(pool.granularity),
+        ]
+    }));
+    rows
 }
 
 /// `C` created, `A` active (mounted), `P` persistent, `D` to be destroyed, in five places.

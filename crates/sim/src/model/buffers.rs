@@ -1,19 +1,20 @@
-//! Burst buffers: room, drain, back-pressure.
+//! Burst buffers: what each has on flash, and which writes wait for room. What may drain next says the machine's rule (`drain`) or
+//! Forebay's (`rules`).
 //!
 //! Invariants: what storage does not have, and what it has but is still on flash, together never exceed the capacity;
 //! writes that wait for room get it in the order in which they came.
+//! Callers: `traffic`, which moves the requests; `placement` looks at the room of servers.
 
-use super::outcome::BufferOutcome;
+use super::clock::Clock;
+use super::drain::{Drain, Facts};
+use super::outcome::{BufferOutcome, Decided};
 use super::rebuild::Rebuild;
+use super::requests::Request;
 use super::rules::{Chunk, Rules, moment};
-use super::stations::Kind;
-use super::{Event, Request, Sim, SimError};
-use crate::machine::{Attach, DrainWhen, Machine, Mode, WhenFull};
-use forebay_policy::Moment;
-use forebay_policy::pace::Pace;
-use forebay_policy::watermarks::{LOOK, Watermarks};
+use super::statistics::Statistics;
+use crate::machine::{Buffer as Settings, DrainWhen, Machine};
+use forebay_policy::room;
 use forebay_sim_engine::TimeNs;
-use forebay_sim_engine::queue::Queue;
 use std::collections::VecDeque;
 
 /// What one buffer has of a file.
@@ -37,24 +38,12 @@ struct Buffer {
     peak_bytes: u64,
     /// What it has of files, the oldest first.
     files: Vec<OfFile>,
-    /// Bytes of `to_drain`.
+    /// Bytes on flash that have not begun to drain.
     undrained_bytes: u64,
-    /// What is on flash and has not begun to drain.
-    to_drain: VecDeque<Chunk>,
     /// Writes that wait for room.
     waiting: VecDeque<u32>,
-    /// Drains under way.
-    draining: u32,
-    /// Requests of jobs under way.
-    foreground: u32,
-    /// Which watermark is in force: the server's own rule.
-    marks: Watermarks,
-    /// The limit of the drain: the server's own rule.
-    pace: Pace,
-    /// When the next request of a limited drain may begin; None: not asked yet.
-    granted_ns: Option<TimeNs>,
-    /// An event that looks again is under way.
-    armed: bool,
+    /// By the machine's rule.
+    drain: Drain,
     /// How often it was lost.
     life: u32,
     /// It failed, and is made anew from what others have.
@@ -156,14 +145,16 @@ impl Buffers {
         !self.all[at].waiting.is_empty()
     }
 
-    /// When so many bytes may begin to drain.
-    pub(super) fn pace(&mut self, at: usize, bytes: u64, limit: f64, now: Moment) -> Moment {
-        self.all[at].pace.take(bytes, (limit as u64).max(1), now)
+    /// The drain of one.
+    #[inline]
+    pub(super) fn drain(&mut self, at: usize) -> &mut Drain {
+        &mut self.all[at].drain
     }
 
-    fn begins_to_drain(&mut self, at: usize, bytes: u64) {
+    /// So many bytes begin to drain.
+    pub(super) fn begins_to_drain(&mut self, at: usize, bytes: u64) {
         self.all[at].undrained_bytes -= bytes;
-        self.all[at].draining += 1;
+        self.all[at].drain.begins();
     }
 
     /// A buffer is lost: gives job, checkpoint and bytes of what had not begun to drain.
@@ -172,14 +163,13 @@ impl Buffers {
         buffer.life += 1;
         buffer.clean_bytes = 0;
         buffer.undrained_bytes = 0;
-        buffer.granted_ns = None;
         if let Some(rebuild) = &mut buffer.rebuild {
             rebuild.stop();
         }
         buffer.files.clear();
         let lost = buffer.rules.as_mut().map(|rules| rules.lose());
         let (by_rules, sent_bytes) = lost.unwrap_or_default();
-        let chunks = buffer.to_drain.drain(..).chain(by_rules);
+        let chunks = buffer.drain.lose().chain(by_rules);
         let lost: Vec<_> = chunks.map(|chunk| (chunk.job, chunk.checkpoint, chunk.bytes)).collect();
         let bytes: u64 = lost.iter().map(|(.., bytes)| bytes).sum();
         self.forget(at, bytes + sent_bytes);
@@ -190,6 +180,152 @@ impl Buffers {
     pub(super) fn forget(&mut self, at: usize, bytes: u64) {
         self.all[at].dirty_bytes -= bytes;
         self.total_dirty_bytes -= bytes;
+    }
+
+    /// Whether a buffer has the next bytes that a repetition (job, phase, number) reads of a file: it has as many as
+    /// were not evicted, and gives each once in a repetition. `key` and `offset` say where they are in the file.
+    pub(super) fn has(
+        &mut self,
+        at: u32,
+        (key, offset): (u64, u64),
+        reader: (u32, u32, u32),
+        bytes: u64,
+    ) -> bool {
+        if let Some(rules) = self.rules(at as usize) {
+            return rules.has(key, offset, bytes);
+        }
+        let file = (key >> 32) as u32;
+        let files = &mut self.all[at as usize].files;
+        let Some(of) = files.iter_mut().find(|of| of.file == file) else { return false };
+        if of.reader != reader {
+            (of.reader, of.read_bytes) = (reader, 0);
+        }
+        let has = of.read_bytes + bytes <= of.bytes;
+        of.read_bytes += if has { bytes } else { 0 };
+        has
+    }
+
+    /// Whether a write of so many bytes finds room; by Forebay's rules, when clean data has gone that may.
+    pub(super) fn has_room(
+        &mut self,
+        at: usize,
+        bytes: u64,
+        statistics: &mut Statistics<'_>,
+        now_ns: TimeNs,
+    ) -> bool {
+        if self.all[at].rules.is_none() {
+            return self.all[at].dirty_bytes + bytes <= self.room_bytes;
+        }
+        loop {
+            let (used, capacity) = self.used(at);
+            let free = room::free_bytes(used, capacity, 0);
+            let Some(wanted) = room::to_evict(bytes, free) else { return true };
+            let Some(rules) = self.rules(at) else { return true };
+            let tell = |key| statistics.decided(now_ns, Decided::Evict, key, at as u32);
+            if !rules.evict(wanted, tell) {
+                return false;
+            }
+        }
+    }
+
+    /// A write gets its room; the bytes that only buffers have now.
+    pub(super) fn give_room(&mut self, at: usize, bytes: u64) -> u64 {
+        let buffer = &mut self.all[at];
+        buffer.dirty_bytes += bytes;
+        // Clean data makes room, the oldest first.
+        let clean_room = self.room_bytes.saturating_sub(buffer.dirty_bytes);
+        buffer.evict(buffer.clean_bytes.saturating_sub(clean_room));
+        buffer.peak_bytes = buffer.peak_bytes.max(buffer.dirty_bytes);
+        self.total_dirty_bytes += bytes;
+        self.total_dirty_bytes
+    }
+
+    /// A write has found no room.
+    pub(super) fn finds_full(&mut self) {
+        self.found_full += 1;
+    }
+
+    /// Writes that have found no room.
+    pub(super) fn found_full(&self) -> u64 {
+        self.found_full
+    }
+
+    /// A write waits for room.
+    pub(super) fn waits(&mut self, at: usize, request: u32) {
+        self.all[at].waiting.push_back(request);
+    }
+
+    /// The write that gets room next.
+    pub(super) fn first_waiting(&self, at: usize) -> Option<u32> {
+        self.all[at].waiting.front().copied()
+    }
+
+    /// That write waits no more.
+    pub(super) fn admit_first(&mut self, at: usize) {
+        self.all[at].waiting.pop_front();
+    }
+
+    /// A write is on flash, which wrote so many bytes for it.
+    pub(super) fn wrote_flash(&mut self, bytes: u64) {
+        self.flash_written_bytes += bytes;
+    }
+
+    /// What a buffer has of a file grows by a write.
+    pub(super) fn has_more(&mut self, request: &Request) {
+        let buffer = &mut self.all[request.place.buffer as usize];
+        if buffer.rules.is_none() {
+            buffer.has(request.file_number(), request.bytes);
+        }
+    }
+
+    /// What was written is to drain.
+    pub(super) fn is_to_drain(&mut self, at: usize, chunk: Chunk, now_ns: TimeNs) {
+        let buffer = &mut self.all[at];
+        buffer.undrained_bytes += chunk.bytes;
+        match &mut buffer.rules {
+            Some(rules) => rules.written(chunk, moment(now_ns)),
+            None => buffer.drain.add(chunk),
+        }
+    }
+
+    /// Bytes of a buffer are on storage too, and stay on flash.
+    pub(super) fn stays_clean(&mut self, at: usize, bytes: u64) {
+        self.all[at].clean_bytes += bytes;
+    }
+
+    /// Bytes of a buffer are on storage now; the bytes that only buffers have.
+    pub(super) fn is_on_storage(&mut self, at: usize, bytes: u64) -> u64 {
+        self.forget(at, bytes);
+        self.total_dirty_bytes
+    }
+
+    /// How many buffers there are.
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether everything drains: no job is left.
+    pub(super) fn flush(&mut self, flush: bool) {
+        self.flush = flush;
+    }
+
+    /// What drains now of a buffer by the machine's rule, see [`Drain::next_chunk`].
+    #[inline]
+    pub(super) fn next_chunk(
+        &mut self,
+        settings: &Settings,
+        at: usize,
+        clock: &mut Clock,
+        ended: impl Fn(u32) -> bool,
+    ) -> Option<Chunk> {
+        let buffer = &mut self.all[at];
+        let facts = Facts {
+            at,
+            undrained_bytes: buffer.undrained_bytes,
+            room_bytes: self.room_bytes,
+            is_waited_for: self.flush || !buffer.waiting.is_empty(),
+        };
+        buffer.drain.next_chunk(settings, facts, clock, ended)
     }
 
     /// How many writes wait for room, and at which buffer first.
@@ -239,320 +375,5 @@ impl Buffer {
             gone += 1;
         }
         self.files.drain(..gone);
-    }
-}
-
-impl Sim<'_> {
-    /// Whether a buffer has the next bytes that a repetition (job, phase, number) reads of a file: it has as many as
-    /// were not evicted, and gives each once in a repetition. `key` and `offset` say where they are in the file.
-    pub(super) fn buffer_has(
-        &mut self,
-        at: u32,
-        (key, offset): (u64, u64),
-        reader: (u32, u32, u32),
-        bytes: u64,
-    ) -> bool {
-        if let Some(rules) = self.buffers.rules(at as usize) {
-            return rules.has(key, offset, bytes);
-        }
-        let file = (key >> 32) as u32;
-        let files = &mut self.buffers.all[at as usize].files;
-        let Some(of) = files.iter_mut().find(|of| of.file == file) else { return false };
-        if of.reader != reader {
-            (of.reader, of.read_bytes) = (reader, 0);
-        }
-        let has = of.read_bytes + bytes <= of.bytes;
-        of.read_bytes += if has { bytes } else { 0 };
-        has
-    }
-
-    /// A write comes to its buffer. False if it cannot go on now.
-    pub(super) fn take_room(&mut self, index: u32) -> bool {
-        let Some(settings) = &self.machine.buffer else { return true };
-        let request = self.requests[index as usize];
-        let at = request.place.buffer as usize;
-        if !self.buffers.has_waiting(at) && self.has_room(at, request.bytes) {
-            self.give_room(at, &request);
-            self.requests[index as usize].buffer_life = self.buffers.all[at].life;
-            return true;
-        }
-        self.buffers.found_full += 1;
-        self.has_found_full();
-        match settings.when_full {
-            WhenFull::Block => {
-                let buffer = &mut self.buffers.all[at];
-                buffer.waiting.push_back(index);
-                self.requests[index as usize].waits_since_ns = self.now_ns;
-                self.waits_for_drain_of(&request, settings.attach);
-                match self.has_rules() {
-                    true => self.press(at),
-                    false => self.pump(at),
-                }
-                false
-            }
-            WhenFull::Bypass => {
-                self.passes_by(&request);
-                // It has come this far already; from here it goes as a write to storage does.
-                let way = self.stations.way(Kind::WriteStorage);
-                let passed = request.hop.min(way.hops.len() as u8 - 1);
-                let skipped = match settings.attach {
-                    Attach::Compute => 0,
-                    // Its port is none of the way to storage.
-                    Attach::Fabric if settings.port.is_some() => passed - 1,
-                    _ => passed,
-                };
-                let request = &mut self.requests[index as usize];
-                request.kind = Kind::WriteStorage;
-                request.hop = skipped;
-                self.hop(index);
-                false
-            }
-            WhenFull::Fail => {
-                let job = self.program.jobs[request.job as usize].name.clone();
-                self.failed = Some(SimError::NoRoom { job, at_s: self.now_ns as f64 / 1e9 });
-                false
-            }
-        }
-    }
-
-    /// Whether a write of so many bytes finds room.
-    fn has_room(&mut self, at: usize, bytes: u64) -> bool {
-        if self.has_rules() {
-            return self.room_by_rules(at, bytes);
-        }
-        self.buffers.all[at].dirty_bytes + bytes <= self.buffers.room_bytes
-    }
-
-    fn give_room(&mut self, at: usize, request: &Request) {
-        let buffer = &mut self.buffers.all[at];
-        buffer.dirty_bytes += request.bytes;
-        // Clean data makes room, the oldest first.
-        let clean_room = self.buffers.room_bytes.saturating_sub(buffer.dirty_bytes);
-        buffer.evict(buffer.clean_bytes.saturating_sub(clean_room));
-        buffer.peak_bytes = buffer.peak_bytes.max(buffer.dirty_bytes);
-        self.buffers.total_dirty_bytes += request.bytes;
-        let level = self.buffers.total_dirty_bytes;
-        self.recorder.level(self.now_ns, level);
-    }
-
-    /// A write is on flash, or through it on storage.
-    pub(super) fn on_flash(&mut self, request: &Request) {
-        let Some(settings) = &self.machine.buffer else { return };
-        self.bytes.written += request.bytes;
-        let each = request.bytes / u64::from(request.operations.max(1));
-        let (flash_bytes, _) = settings.redundancy.traffic(each);
-        self.buffers.flash_written_bytes += flash_bytes * u64::from(request.operations.max(1));
-        if self.came_to_nothing(request) {
-            return;
-        }
-        let at = request.place.buffer as usize;
-        if !self.has_rules() {
-            self.buffers.all[at].has(request.file_number(), request.bytes);
-        }
-        if settings.mode == Mode::WriteThrough {
-            self.bytes.past_buffer += request.bytes;
-            self.recorder.storage(self.now_ns, request.bytes);
-            self.drained_ns = self.now_ns;
-            return self.clean(at, request.bytes);
-        }
-        let chunk = Chunk {
-            bytes: request.bytes,
-            operations: request.operations,
-            process: request.process,
-            job: request.job,
-            server: request.place.server,
-            file: request.file,
-            offset: request.offset,
-            checkpoint: request.checkpoint,
-        };
-        self.buffers.all[at].undrained_bytes += chunk.bytes;
-        self.add_undrained(request.process, request.bytes);
-        match self.has_rules() {
-            true => self.list_dirty(at, chunk),
-            false => self.buffers.all[at].to_drain.push_back(chunk),
-        }
-    }
-
-    /// Bytes of a buffer are on storage now.
-    fn clean(&mut self, at: usize, bytes: u64) {
-        self.buffers.all[at].clean_bytes += bytes;
-        self.is_on_storage(at, bytes);
-    }
-
-    /// The same, where the rules know which bytes are clean.
-    pub(super) fn is_on_storage(&mut self, at: usize, bytes: u64) {
-        if bytes == 0 {
-            return;
-        }
-        self.buffers.all[at].dirty_bytes -= bytes;
-        self.buffers.total_dirty_bytes -= bytes;
-        let level = self.buffers.total_dirty_bytes;
-        self.recorder.level(self.now_ns, level);
-        self.admit_waiting(at);
-    }
-
-    pub(super) fn admit_waiting(&mut self, at: usize) {
-        loop {
-            let Some(&index) = self.buffers.all[at].waiting.front() else { return };
-            let request = self.requests[index as usize];
-            if !self.has_room(at, request.bytes) {
-                return;
-            }
-            self.buffers.all[at].waiting.pop_front();
-            self.give_room(at, &request);
-            self.stalled(&request);
-            // What happened to the buffer before does not touch it.
-            self.requests[index as usize].buffer_life = self.buffers.all[at].life;
-            self.requests[index as usize].hop += 1;
-            self.hop(index);
-        }
-    }
-
-    /// A request of a job comes to or leaves the buffer's sight: an idle drain looks at that.
-    pub(super) fn foreground_begins(&mut self, at: u32) {
-        self.buffers.all[at as usize].foreground += 1;
-    }
-
-    pub(super) fn foreground_done(&mut self, at: u32) {
-        self.buffers.all[at as usize].foreground -= 1;
-        self.pump(at as usize);
-    }
-
-    pub(super) fn pump_again(&mut self, at: u32) {
-        if self.has_rules() {
-            return self.look_again_by_rules(at as usize);
-        }
-        self.buffers.all[at as usize].armed = false;
-        self.pump(at as usize);
-    }
-
-    /// No job is left, or one has ended: what waited for that drains.
-    pub(super) fn flush(&mut self) {
-        self.buffers.flush = self.jobs_left == 0;
-        for at in 0..self.buffers.all.len() {
-            if self.jobs_left == 0 {
-                self.ask_for_all(at);
-            }
-            self.pump(at);
-        }
-    }
-
-    /// Which of what is on flash drains next, by the machine's rule; None: nothing now.
-    fn next_to_drain(&mut self, at: usize) -> Option<usize> {
-        let settings = self.machine.buffer.as_ref()?;
-        let flush = self.buffers.flush;
-        let room_bytes = self.buffers.room_bytes;
-        let buffer = &mut self.buffers.all[at];
-        if buffer.to_drain.is_empty() {
-            return None;
-        }
-        if settings.mode == Mode::Stage {
-            return buffer.to_drain.iter().position(|chunk| self.jobs[chunk.job as usize].ended());
-        }
-        let wanted = match settings.drain.when {
-            _ if flush || !buffer.waiting.is_empty() => true,
-            DrainWhen::AtOnce => true,
-            DrainWhen::Idle => buffer.foreground == 0,
-            DrainWhen::Policy(_) => false,
-            DrainWhen::Watermarks(mark) => {
-                let now = moment(self.now_ns);
-                // What has begun to drain counts as gone.
-                let dirty_bytes: u64 = buffer.undrained_bytes;
-                if buffer.marks.begin_look(&[mark], now) {
-                    let took = (now, std::time::Duration::ZERO);
-                    buffer.marks.looked(&[mark], dirty_bytes, room_bytes, took);
-                } else if !buffer.marks.is_over(mark) && !buffer.armed {
-                    // As the server does: it looks again a little later.
-                    buffer.armed = true;
-                    let again_ns = self.now_ns + LOOK.as_nanos() as u64;
-                    self.queue.push(again_ns, Event::Pump(at as u32));
-                }
-                buffer.marks.is_over(mark)
-            }
-        };
-        wanted.then_some(0)
-    }
-
-    /// Whether the drain's limit lets the next chunk go now; if not, an event comes when it does.
-    fn pace_allows(&mut self, at: usize, which: usize) -> bool {
-        let limit = self.machine.buffer.as_ref().and_then(|b| b.drain.limit_bytes_per_s);
-        let Some(limit) = limit else { return true };
-        let buffer = &mut self.buffers.all[at];
-        let bytes = buffer.to_drain[which].bytes;
-        let now = moment(self.now_ns);
-        let may_ns = *buffer.granted_ns.get_or_insert_with(|| {
-            let may = buffer.pace.take(bytes, (limit as u64).max(1), now);
-            may.since(Moment::default()).as_nanos() as u64
-        });
-        if may_ns > self.now_ns {
-            if !buffer.armed {
-                buffer.armed = true;
-                self.queue.push(may_ns, Event::Pump(at as u32));
-            }
-            return false;
-        }
-        buffer.granted_ns = None;
-        true
-    }
-
-    /// Begins as many drains as the machine's rule lets.
-    fn pump(&mut self, at: usize) {
-        let Some(settings) = &self.machine.buffer else { return };
-        if self.has_rules() {
-            return self.pump_by_rules(at);
-        }
-        while self.buffers.all[at].draining < settings.drain.depth {
-            let Some(which) = self.next_to_drain(at) else { return };
-            if !self.pace_allows(at, which) {
-                return;
-            }
-            let buffer = &mut self.buffers.all[at];
-            let Some(chunk) = buffer.to_drain.remove(which) else { return };
-            if let DrainWhen::Watermarks(mark) = settings.drain.when {
-                buffer.marks.drains(&[mark], chunk.bytes, self.buffers.room_bytes);
-            }
-            let index = self.drain_request(at, settings.attach, &chunk);
-            self.hop(index);
-        }
-    }
-
-    /// What brings a chunk of a buffer to storage, and is under way from now on.
-    pub(super) fn drain_request(&mut self, at: usize, attach: Attach, chunk: &Chunk) -> u32 {
-        self.buffers.begins_to_drain(at, chunk.bytes);
-        let buffer = at as u32;
-        self.new_request(Request {
-            kind: Kind::Drain,
-            hop: 0,
-            operations: chunk.operations,
-            bytes: chunk.bytes,
-            process: chunk.process,
-            job: chunk.job,
-            place: self.drain_place(attach, buffer, chunk.server),
-            waits_since_ns: 0,
-            file: chunk.file,
-            offset: chunk.offset,
-            checkpoint: chunk.checkpoint,
-            buffer_life: self.buffers.life(buffer),
-        })
-    }
-
-    /// A drain has ended.
-    pub(super) fn drained(&mut self, request: &Request) {
-        let at = request.place.buffer as usize;
-        self.buffers.all[at].draining -= 1;
-        let came = !self.came_to_nothing(request);
-        if came {
-            self.bytes.drained += request.bytes;
-            self.recorder.storage(self.now_ns, request.bytes);
-            self.drained_ns = self.now_ns;
-            if !self.has_rules() {
-                self.clean(at, request.bytes);
-            }
-        }
-        self.taken_off(request);
-        match self.has_rules() {
-            true => self.drained_by_rules(request, came),
-            false => self.pump(at),
-        }
     }
 }

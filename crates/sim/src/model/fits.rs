@@ -1,7 +1,7 @@
 //! Whether a program fits the machine, and how many of its processes are simulated as one.
 //!
 //! Nothing is simulated here: what does not fit is told before a run, with the key of the file that says so.
-//! Callers: `model`, before a run; `processes`.
+//! Callers: `model`, before a run; `jobs`.
 
 use super::{Key, Options, SimError};
 use crate::machine::{Attach, DrainWhen, Machine};

@@ -13,7 +13,7 @@ use crate::program::{Action, Job, Phase, Program};
 const EVENTS: [f64; 2] = [4.0, 6.0];
 /// Events of a second on a processor of 2020: millions of them in memory.
 const EVENTS_PER_S: f64 = 4e6;
-/// As `processes` merges transfers: at least to so many bytes, at most to one part of so many of a buffer's room.
+/// As `jobs` merges transfers: at least to so many bytes, at most to one part of so many of a buffer's room.
 const MERGED_BYTES: u64 = 128 << 20;
 const MERGED_OF_ROOM: f64 = 32.0;
 

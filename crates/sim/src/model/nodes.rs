@@ -1,7 +1,7 @@
 //! Which compute nodes are free.
 //!
 //! Invariant: ranges are in order, and no two touch. Nodes that jobs share are never taken.
-//! Caller: `processes`.
+//! Caller: `jobs`.
 
 use crate::machine::Machine;
 

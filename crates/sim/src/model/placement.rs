@@ -2,31 +2,69 @@
 //!
 //! With `buffer.rules = "forebay"` names and stripes go where `forebay_policy`, the code that the server asks, puts them; else
 //! stripes go round over the buffers of the job.
-//! Invariant: it reads the simulation, and changes nothing.
-//! Caller: `processes`.
+//! Invariant: it reads the machine and what it is told of a job, and changes nothing.
+//! Caller: `jobs`.
 
-use super::Sim;
-use crate::machine::Attach;
+use super::buffers::Buffers;
+use crate::machine::{Attach, Machine};
+use crate::program::Program;
 use forebay_policy::placement::{choose_servers, choose_shard};
 use forebay_proto::attr::FileKind;
 use forebay_proto::layout::{Layout, Placement::Spread};
 use forebay_proto::{Ino, ServerId, ShardId};
 use std::ops::Range;
 
-impl Sim<'_> {
+/// Where the nodes and servers of a job are.
+#[derive(Clone, Copy)]
+pub(super) struct JobPlace<'j> {
+    /// Its first node, and how many it has.
+    pub(super) first_node: u32,
+    pub(super) nodes: u32,
+    /// By Forebay's rules, the servers of its buffer.
+    pub(super) servers: &'j [u32],
+}
+
+/// Decides it for a machine.
+#[derive(Clone, Copy)]
+pub(super) struct Placement<'a> {
+    machine: &'a Machine,
+    /// Files of the program, at least one.
+    files: u32,
+}
+
+impl<'a> Placement<'a> {
+    pub(super) fn new(machine: &'a Machine, program: &Program) -> Placement<'a> {
+        Placement { machine, files: program.files.len().max(1) as u32 }
+    }
+
+    /// The buffer that is nearest to a process.
+    pub(super) fn nearest_buffer(&self, node: u32, origin: u32, rank: u32) -> u32 {
+        let Some(buffer) = &self.machine.buffer else { return 0 };
+        match buffer.attach {
+            Attach::Compute => node,
+            Attach::Io => origin,
+            Attach::Fabric | Attach::Storage => rank % buffer.count,
+        }
+    }
+
     /// Of a striped buffer, the one that has this stripe: of the job's own where they are its nodes', else of all.
-    pub(super) fn striped_over(&self, job: u32, count: u32, attach: Attach, stripe: u64) -> u32 {
+    pub(super) fn striped_over(
+        &self,
+        job: JobPlace<'_>,
+        count: u32,
+        attach: Attach,
+        stripe: u64,
+    ) -> u32 {
         let own = self.own_range(job, attach).unwrap_or(0..count);
         own.start + (stripe % own.len() as u64) as u32
     }
 
     /// The buffers of a job's own nodes or I/O nodes; `None`: buffers stand elsewhere.
-    fn own_range(&self, job: u32, attach: Attach) -> Option<Range<u32>> {
-        let (spec, state) = (&self.program.jobs[job as usize], &self.jobs[job as usize]);
+    fn own_range(&self, job: JobPlace<'_>, attach: Attach) -> Option<Range<u32>> {
         let per_io = self.machine.nodes_per_io();
         let (first, own) = match attach {
-            Attach::Compute => (state.first_node, spec.nodes()),
-            Attach::Io => (state.first_node / per_io, spec.nodes().div_ceil(per_io)),
+            Attach::Compute => (job.first_node, job.nodes),
+            Attach::Io => (job.first_node / per_io, job.nodes.div_ceil(per_io)),
             Attach::Fabric | Attach::Storage => return None,
         };
         Some(first..first + own)
@@ -35,18 +73,17 @@ impl Sim<'_> {
     /// The number of the file that a repetition writes or reads. Forebay's rules know one file from the next; without
     /// them a file is what lies where it lies, and numbers of 16 bits do for both.
     pub(super) fn file_of(&self, file: u32, new_files: bool, repetition: u32) -> u32 {
-        match new_files && self.has_rules() {
-            true => (file + repetition * self.program.files.len().max(1) as u32) & 0xffff,
+        match new_files && self.machine.has_rules() {
+            true => (file + repetition * self.files) & 0xffff,
             false => file,
         }
     }
 
     /// By Forebay's rules, which of its job's buffers has this byte of a file: names take turns over the servers, stripes
     /// go round from there. Files of one number are of one directory.
-    pub(super) fn placed(&self, job: u32, key: u64, offset: u64) -> u32 {
+    pub(super) fn placed(&self, job: JobPlace<'_>, key: u64, offset: u64) -> u32 {
         let Some(settings) = &self.machine.buffer else { return 0 };
-        let (range, servers) =
-            (self.own_range(job, settings.attach), &self.jobs[job as usize].servers);
+        let (range, servers) = (self.own_range(job, settings.attach), job.servers);
         let own = range.as_ref().map_or(servers.len(), ExactSizeIterator::len);
         let count = own.clamp(1, usize::from(u16::MAX)) as u16;
         let dir = Ino::new(ShardId(0), (key >> 32) + 2);
@@ -72,13 +109,13 @@ impl Sim<'_> {
     }
 
     /// By Forebay's rules, the servers that a new job's buffer gets: those with the most room. None where they are not chosen.
-    pub(super) fn chosen_servers(&self) -> Vec<u32> {
+    pub(super) fn chosen_servers(&self, buffers: &Buffers) -> Vec<u32> {
         let Some(settings) = self.machine.buffer.as_ref().filter(|b| b.attach == Attach::Fabric)
         else {
             return Vec::new();
         };
         let free = |at: u32| {
-            let (used, room) = self.buffers.used(at as usize);
+            let (used, room) = buffers.used(at as usize);
             (room.saturating_sub(used), ServerId(at.into()))
         };
         let wanted = settings.servers.min(settings.count) as usize;
@@ -87,7 +124,7 @@ impl Sim<'_> {
     }
 
     /// By Forebay's rules, the buffer in which a file begins; `nearest` is its process's own.
-    pub(super) fn first_buffer(&self, job: u32, key: u64, nearest: u32) -> u32 {
+    pub(super) fn first_buffer(&self, job: JobPlace<'_>, key: u64, nearest: u32) -> u32 {
         match &self.machine.buffer {
             Some(b) if b.striped || b.attach == Attach::Fabric => self.placed(job, key, 0),
             _ => nearest,
@@ -95,13 +132,13 @@ impl Sim<'_> {
     }
 
     /// By Forebay's rules, the buffers that may have parts of a file.
-    pub(super) fn buffers_of(&self, job: u32, key: u64, nearest: u32) -> Vec<u32> {
+    pub(super) fn buffers_of(&self, job: JobPlace<'_>, key: u64, nearest: u32) -> Vec<u32> {
         let Some(settings) = self.machine.buffer.as_ref().filter(|buffer| buffer.striped) else {
             return vec![self.first_buffer(job, key, nearest)];
         };
         match self.own_range(job, settings.attach) {
             Some(range) => range.collect(),
-            None => self.jobs[job as usize].servers.clone(),
+            None => job.servers.to_vec(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Questions about a run that end it as soon as they are answered: most of those with a no are answered early.
 //!
-//! Caller: `size`.
+//! Callers: `size`; the loop of a run, which looks after each event.
 
+use super::buffers::Buffers;
 use super::{Options, Sim, SimError, fits};
 use crate::machine::Machine;
 use crate::program::Program;
@@ -41,9 +42,9 @@ pub fn ask(
     let asked = || {
         fits::fits(machine, program, &limited)?;
         let mut sim = Sim::new(machine, program, &limited);
-        sim.question = Some(question);
+        sim.ask(question);
         sim.go()?;
-        Ok(sim.answer)
+        Ok(sim.answer())
     };
     match asked() {
         Ok(Some(true)) => Ok(Answered::Yes),
@@ -58,32 +59,39 @@ pub fn ask(
     }
 }
 
-impl Sim<'_> {
-    /// A write has found no room.
-    pub(super) fn has_found_full(&mut self) {
-        if self.question == Some(Question::NeverFull) {
-            self.answer = Some(false);
-        }
+/// A question, and what is known of its answer.
+#[derive(Debug)]
+pub(super) struct Inquiry {
+    question: Question,
+    answer: Option<bool>,
+}
+
+impl Inquiry {
+    pub(super) fn new(question: Question) -> Inquiry {
+        Inquiry { question, answer: None }
     }
 
-    /// The last job has ended: nothing that anybody asks for happens later.
-    pub(super) fn all_have_ended(&mut self) {
-        let by_then = match self.question {
-            None => return,
-            Some(Question::NeverFull) => true,
-            Some(Question::EndsBy(end_s)) => self.end_ns as f64 / 1e9 <= end_s,
-        };
-        self.answer = self.answer.or(Some(by_then));
+    /// The answer, as far as it is known.
+    pub(super) fn answer(&self) -> Option<bool> {
+        self.answer
     }
 
-    /// Nothing more need happen.
+    /// Looks whether it is answered now: `end_s` is when the last job ended, if all have. Nothing more need happen then.
     #[inline]
-    pub(super) fn is_answered(&mut self) -> bool {
-        if let Some(Question::EndsBy(end_s)) = self.question
-            && self.now_ns as f64 / 1e9 > end_s
-        {
-            self.answer = self.answer.or(Some(false));
-        }
+    pub(super) fn is_answered(
+        &mut self,
+        buffers: &Buffers,
+        now_s: f64,
+        end_s: Option<f64>,
+    ) -> bool {
+        self.answer = match self.question {
+            Question::NeverFull if buffers.found_full() > 0 => Some(false),
+            // The last job has ended: nothing that anybody asks for happens later.
+            Question::NeverFull => end_s.map(|_| true),
+            Question::EndsBy(by_s) if end_s.is_some_and(|end_s| end_s <= by_s) => Some(true),
+            Question::EndsBy(by_s) if end_s.is_some() || now_s > by_s => Some(false),
+            Question::EndsBy(_) => None,
+        };
         self.answer.is_some()
     }
 }

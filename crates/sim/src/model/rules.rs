@@ -4,11 +4,8 @@
 //!
 //! Invariants: a file is listed while storage does not have all of it; at most [`WORKERS`] files drain at once; what is on flash
 //! and the reserve together never exceed the capacity.
-//! Caller: `buffers`.
+//! Callers: `buffers`, which has the rules of each buffer; `traffic`, which sends what they say.
 
-use super::outcome::{Decided, Decision};
-use super::{Event, Request, Sim};
-use crate::machine::DrainWhen;
 use forebay_policy::Moment;
 use forebay_policy::due::{CacheFacts, Costly, Due, FileFacts, KernelFile, due};
 use forebay_policy::eviction::{Eviction, SEGMENT_BYTES};
@@ -17,12 +14,11 @@ use forebay_policy::room;
 use forebay_policy::watermarks::{LOOK, Watermarks};
 use forebay_policy::when::{IDLE_DEFAULT, Policy, Watermark, When};
 use forebay_sim_engine::TimeNs;
-use forebay_sim_engine::queue::Queue;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Requests of a file's drain that are under way: one is read from flash while another one is written.
-const PIPELINE: u32 = 2;
+pub(super) const PIPELINE: u32 = 2;
 
 /// What was written in one request and is to drain in one.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +71,24 @@ pub(super) struct Rules {
     armed_ns: Option<TimeNs>,
 }
 
+/// What is to be done by the rules.
+pub(super) enum Turn {
+    /// To ask once more.
+    Again,
+    /// A worker has taken on this file, and begins with it.
+    Drains(u64),
+    /// Nothing; with a time, not before that.
+    Waits(Option<Moment>),
+}
+
+/// What is left to decide when a request of a drain has ended.
+pub(super) struct Sent {
+    /// Bytes that storage has now with the whole of their file.
+    pub(super) clean_bytes: u64,
+    /// Files of which storage does not have everything.
+    files: u64,
+}
+
 /// The only fact that simulated files have for what costs something to find.
 struct Facts(Moment);
 
@@ -93,7 +107,7 @@ pub(super) fn moment(now_ns: TimeNs) -> Moment {
     Moment::default() + Duration::from_nanos(now_ns)
 }
 
-fn ns_of(moment: Moment) -> TimeNs {
+pub(super) fn ns_of(moment: Moment) -> TimeNs {
     u64::try_from(moment.since(Moment::default()).as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -197,7 +211,7 @@ impl Rules {
     }
 
     /// Clean data came, or dirty data became clean.
-    pub(super) fn is_clean(&mut self, key: u64, offset: u64, bytes: u64, was_dirty: bool) {
+    fn is_clean(&mut self, key: u64, offset: u64, bytes: u64, was_dirty: bool) {
         self.change_segments(key, offset, bytes, |segment, _, part| {
             segment[0] += part;
             segment[1] = segment[1].saturating_sub(if was_dirty { part } else { 0 });
@@ -205,54 +219,27 @@ impl Rules {
         self.clean_bytes += bytes;
         self.clean.came(key, offset, bytes);
     }
-}
 
-impl Sim<'_> {
-    /// What a read brought from storage stays, where there is room for it.
-    pub(super) fn fill(&mut self, request: &Request) {
-        let at = request.place.buffer as usize;
-        if self.has_rules() && self.room_by_rules(at, request.bytes) {
-            let key = file_key(request.file, request.job);
-            if let Some(rules) = self.rules(at) {
-                rules.is_clean(key, request.offset, request.bytes, false);
-            }
-        }
-    }
-
-    fn rules(&mut self, at: usize) -> Option<&mut Rules> {
-        self.buffers.rules(at)
-    }
-
-    fn decide(&mut self, what: Decided, key: u64, at: usize) {
-        if self.options.decisions {
-            let at_s = self.now_ns as f64 / 1e9;
-            let file = self.program.file_name((key >> 32) as u32, key as u32);
-            self.decisions.push(Decision { at_s, what, file, buffer: at as u32 });
-        }
-    }
-
-    /// A file begins at this buffer.
-    pub(super) fn decide_place(&mut self, key: u64, at: u32) {
-        self.decide(Decided::Place, key, at as usize);
+    /// What a read brought from storage stays.
+    pub(super) fn fill(&mut self, key: u64, offset: u64, bytes: u64) {
+        self.is_clean(key, offset, bytes, false);
     }
 
     /// A write to a file is on flash.
-    pub(super) fn list_dirty(&mut self, at: usize, chunk: Chunk) {
-        let now = moment(self.now_ns);
+    pub(super) fn written(&mut self, chunk: Chunk, now: Moment) {
         let key = file_key(chunk.file, chunk.job);
-        let Some(rules) = self.rules(at) else { return };
-        rules.last_write = now;
+        self.last_write = now;
         // What is written again is not clean any more.
-        let before = rules.clean_in(key, chunk.offset, chunk.bytes);
-        rules.change_segments(key, chunk.offset, chunk.bytes, |segment, begin, part| {
+        let before = self.clean_in(key, chunk.offset, chunk.bytes);
+        self.change_segments(key, chunk.offset, chunk.bytes, |segment, begin, part| {
             let again = (segment[0] + segment[1]).saturating_sub(begin).min(part);
             segment[0] -= segment[0].min(again);
             segment[1] += part;
         });
-        rules.clean_bytes -= before - rules.clean_in(key, chunk.offset, chunk.bytes);
-        let number = rules.number(key);
-        let file = rules.dirty.entry(key).or_insert_with(|| {
-            rules.queue.add(number, key, now + IDLE_DEFAULT, now);
+        self.clean_bytes -= before - self.clean_in(key, chunk.offset, chunk.bytes);
+        let number = self.number(key);
+        let file = self.dirty.entry(key).or_insert_with(|| {
+            self.queue.add(number, key, now + IDLE_DEFAULT, now);
             Dirty {
                 last_write: now,
                 chunks: VecDeque::new(),
@@ -266,235 +253,187 @@ impl Sim<'_> {
         file.chunks.push_back(chunk);
     }
 
-    /// A process opens a file for a step that writes, or closes it at the step's end: its policy may want it then.
-    pub(super) fn file_opens(&mut self, at: usize, key: u64, opens: bool) {
-        let now = moment(self.now_ns);
-        let Some(rules) = self.rules(at) else { return };
-        let number = rules.number(key);
-        let count = rules.opens.entry(key).or_default();
+    /// A process opens a file for a step that writes, or closes it at the step's end: its policy may want it then. True if the
+    /// last one has closed it.
+    pub(super) fn opens(&mut self, key: u64, opens: bool, now: Moment) -> bool {
+        let number = self.number(key);
+        let count = self.opens.entry(key).or_default();
         if opens {
             *count += 1;
-            return;
+            return false;
         }
         *count = count.saturating_sub(1);
-        if *count == 0 {
-            rules.opens.remove(&key);
-            rules.queue.set_due(number, now);
-            self.pump_by_rules(at);
+        let is_last = *count == 0;
+        if is_last {
+            self.opens.remove(&key);
+            self.queue.set_due(number, now);
         }
+        is_last
     }
 
     /// No job is left: everything drains, whatever its policy says.
-    pub(super) fn ask_for_all(&mut self, at: usize) {
-        let now = moment(self.now_ns);
-        let Some(rules) = self.rules(at) else { return };
-        let keys: Vec<u64> = rules.dirty.keys().copied().collect();
+    pub(super) fn ask_for_all(&mut self, now: Moment) {
+        let keys: Vec<u64> = self.dirty.keys().copied().collect();
         for key in keys {
-            let number = rules.number(key);
-            rules.queue.ask(number, now);
+            let number = self.number(key);
+            self.queue.ask(number, now);
         }
     }
 
-    /// Whether there is room for so many bytes, when clean data has gone that may.
-    pub(super) fn room_by_rules(&mut self, at: usize, bytes: u64) -> bool {
-        loop {
-            let (used, capacity) = self.buffers.used(at);
-            let free = room::free_bytes(used, capacity, 0);
-            let Some(wanted) = room::to_evict(bytes, free) else { return true };
-            let Some(rules) = self.rules(at) else { return true };
-            let chosen = rules.clean.choose(wanted);
-            if chosen.is_empty() {
-                return false;
+    /// Drops clean data, if possible of so many bytes; `tell` gets the file of each segment that goes. False if none may go.
+    pub(super) fn evict(&mut self, wanted: u64, mut tell: impl FnMut(u64)) -> bool {
+        let chosen = self.clean.choose(wanted);
+        let is_any = !chosen.is_empty();
+        for (key, number) in chosen {
+            let Some(segment) = self.segments.get_mut(&(key, number)) else { continue };
+            let gone = std::mem::take(&mut segment[0]);
+            if segment[1] == 0 {
+                self.segments.remove(&(key, number));
             }
-            for (key, number) in chosen {
-                let Some(rules) = self.rules(at) else { return true };
-                let Some(segment) = rules.segments.get_mut(&(key, number)) else { continue };
-                let gone = std::mem::take(&mut segment[0]);
-                if segment[1] == 0 {
-                    rules.segments.remove(&(key, number));
-                }
-                rules.clean_bytes -= gone;
-                self.decide(Decided::Evict, key, at);
-            }
+            self.clean_bytes -= gone;
+            tell(key);
         }
+        is_any
     }
 
     /// A write waits for room: drains are asked for.
-    pub(super) fn press(&mut self, at: usize) {
-        let now = moment(self.now_ns);
-        let Some(rules) = self.rules(at) else { return };
-        if !std::mem::replace(&mut rules.is_pressed, true) {
-            rules.queue.look_again(now);
+    pub(super) fn press(&mut self, now: Moment) {
+        if !std::mem::replace(&mut self.is_pressed, true) {
+            self.queue.look_again(now);
         }
-        self.pump_by_rules(at);
     }
 
-    /// Workers that are free take what is due.
-    pub(super) fn pump_by_rules(&mut self, at: usize) {
-        let now = moment(self.now_ns);
-        loop {
-            let (_, capacity) = self.buffers.used(at);
-            let undrained = self.buffers.undrained_bytes(at);
-            let Some(rules) = self.rules(at) else { return };
-            if rules.workers >= WORKERS {
-                return;
+    /// What a worker that is free does next. `undrained_bytes` have not begun to drain, of a buffer of `room_bytes`.
+    pub(super) fn turn(&mut self, now: Moment, undrained_bytes: u64, room_bytes: u64) -> Turn {
+        if self.workers >= WORKERS {
+            return Turn::Waits(None);
+        }
+        let set = self.watermarks();
+        // Without a dirty file there is nothing that a look could bring.
+        let look = (!set.is_empty() && !self.queue.is_empty()).then_some(self.next_look);
+        match self.queue.next(now, look) {
+            Next::Look => {
+                self.next_look = now + LOOK;
+                if self.marks.begin_look(&set, now)
+                    && self.marks.looked(&set, undrained_bytes, room_bytes, (now, Duration::ZERO))
+                {
+                    self.queue.look_again(now);
+                }
+                Turn::Again
             }
-            let set = rules.watermarks();
-            // Without a dirty file there is nothing that a look could bring.
-            let look = (!set.is_empty() && !rules.queue.is_empty()).then_some(rules.next_look);
-            match rules.queue.next(now, look) {
-                Next::Look => {
-                    rules.next_look = now + LOOK;
-                    if rules.marks.begin_look(&set, now)
-                        && rules.marks.looked(&set, undrained, capacity, (now, Duration::ZERO))
-                    {
-                        rules.queue.look_again(now);
-                    }
+            Next::File { file: key, asked, since } => match self.takes(key, (asked, since), now) {
+                Some(bytes) => {
+                    self.workers += 1;
+                    self.marks.drains(&set, bytes, room_bytes);
+                    Turn::Drains(key)
                 }
-                Next::File { file: key, asked, since } => {
-                    let over = rules.policy.watermark.is_some_and(|mark| rules.marks.is_over(mark));
-                    let number = rules.number(key);
-                    let Some(file) = rules.dirty.get_mut(&key) else {
-                        rules.queue.remove(number);
-                        continue;
-                    };
-                    let facts = FileFacts {
-                        since,
-                        last_write: file.last_write,
-                        opens: rules.opens.get(&key).copied().unwrap_or(0).into(),
-                        kernel_writes: false,
-                        needs_decision: false,
-                    };
-                    let cache =
-                        CacheFacts { is_pressed: rules.is_pressed, is_over_watermark: over };
-                    let mut costly = Facts(rules.last_write);
-                    if !asked
-                        && let Due::At(later) = due(&rules.policy, &facts, cache, now, &mut costly)
-                    {
-                        rules.queue.put_back(number, later, false, now);
-                        continue;
-                    }
-                    file.taken = std::mem::take(&mut file.chunks);
-                    if file.taken.is_empty() {
-                        rules.dirty.remove(&key);
-                        rules.queue.remove(number);
-                        continue;
-                    }
-                    let bytes = file.taken.iter().map(|chunk| chunk.bytes).sum();
-                    file.is_new_to_worker = true;
-                    rules.workers += 1;
-                    rules.marks.drains(&set, bytes, capacity);
-                    self.decide(Decided::Drain, key, at);
-                    for _ in 0..PIPELINE {
-                        self.drain_next(at, key);
-                    }
-                }
-                Next::Wait(until) => {
-                    // What is never drained by itself is not looked at for ever.
-                    let waits = rules.policy.when != When::Never && !rules.queue.is_empty();
-                    let Some(until) = until.filter(|_| waits) else { return };
-                    let until_ns = ns_of(until).max(self.now_ns + 1);
-                    let Some(rules) = self.rules(at) else { return };
-                    if rules.armed_ns.is_none_or(|armed_ns| until_ns < armed_ns) {
-                        rules.armed_ns = Some(until_ns);
-                        self.queue.push(until_ns, Event::Pump(at as u32));
-                    }
-                    return;
-                }
+                None => Turn::Again,
+            },
+            Next::Wait(until) => {
+                // What is never drained by itself is not looked at for ever.
+                let waits = self.policy.when != When::Never && !self.queue.is_empty();
+                Turn::Waits(until.filter(|_| waits))
             }
         }
+    }
+
+    /// A worker takes on what there is of a file, if its policy lets it; bytes.
+    fn takes(&mut self, key: u64, (asked, since): (bool, Moment), now: Moment) -> Option<u64> {
+        let over = self.policy.watermark.is_some_and(|mark| self.marks.is_over(mark));
+        let number = self.number(key);
+        let Some(file) = self.dirty.get_mut(&key) else {
+            self.queue.remove(number);
+            return None;
+        };
+        let facts = FileFacts {
+            since,
+            last_write: file.last_write,
+            opens: self.opens.get(&key).copied().unwrap_or(0).into(),
+            kernel_writes: false,
+            needs_decision: false,
+        };
+        let cache = CacheFacts { is_pressed: self.is_pressed, is_over_watermark: over };
+        let mut costly = Facts(self.last_write);
+        if !asked && let Due::At(later) = due(&self.policy, &facts, cache, now, &mut costly) {
+            self.queue.put_back(number, later, false, now);
+            return None;
+        }
+        file.taken = std::mem::take(&mut file.chunks);
+        if file.taken.is_empty() {
+            self.dirty.remove(&key);
+            self.queue.remove(number);
+            return None;
+        }
+        let bytes = file.taken.iter().map(|chunk| chunk.bytes).sum();
+        file.is_new_to_worker = true;
+        Some(bytes)
+    }
+
+    /// Whether an event is to look again then: none looks earlier.
+    pub(super) fn arms(&mut self, until_ns: TimeNs) -> bool {
+        let is_first = self.armed_ns.is_none_or(|armed_ns| until_ns < armed_ns);
+        if is_first {
+            self.armed_ns = Some(until_ns);
+        }
+        is_first
     }
 
     /// An event that looks again has come.
-    pub(super) fn look_again_by_rules(&mut self, at: usize) {
-        let now_ns = self.now_ns;
-        let Some(rules) = self.rules(at) else { return };
-        if rules.armed_ns.is_some_and(|armed_ns| armed_ns <= now_ns) {
-            rules.armed_ns = None;
+    pub(super) fn has_come(&mut self, now_ns: TimeNs) {
+        if self.armed_ns.is_some_and(|armed_ns| armed_ns <= now_ns) {
+            self.armed_ns = None;
         }
-        self.pump_by_rules(at);
     }
 
-    /// The next request of a file that a worker has; its pace may let it begin later.
-    fn drain_next(&mut self, at: usize, key: u64) {
-        let Some(settings) = &self.machine.buffer else { return };
-        let Some(rules) = self.rules(at) else { return };
-        let Some(file) = rules.dirty.get_mut(&key) else { return };
-        let Some(chunk) = file.taken.pop_front() else { return };
+    /// The next request of a file that a worker has, and whether it is the first one of it.
+    pub(super) fn next_chunk(&mut self, key: u64) -> Option<(Chunk, bool)> {
+        let file = self.dirty.get_mut(&key)?;
+        let chunk = file.taken.pop_front()?;
         file.under_way += 1;
-        // What a file takes besides its bytes is taken before its first ones.
-        let per_file_ns = match std::mem::take(&mut file.is_new_to_worker) {
-            true => (settings.drain.per_file_s * 1e9) as u64,
-            false => 0,
-        };
-        let ready_ns = self.now_ns + per_file_ns;
-        let begins_ns = match settings.drain.limit_bytes_per_s {
-            None => ready_ns,
-            Some(limit) => {
-                let ready = moment(ready_ns);
-                ns_of(self.buffers.pace(at, chunk.bytes, limit, ready)).max(ready_ns)
-            }
-        };
-        let index = self.drain_request(at, settings.attach, &chunk);
-        match begins_ns > self.now_ns {
-            true => self.queue.push(begins_ns, Event::Hop(index)),
-            false => self.hop(index),
-        }
+        Some((chunk, std::mem::take(&mut file.is_new_to_worker)))
     }
 
-    /// A request of a drain has ended, well or because its buffer was lost.
-    /// `came`: storage has it.
-    pub(super) fn drained_by_rules(&mut self, request: &Request, came: bool) {
-        let at = request.place.buffer as usize;
-        let now = moment(self.now_ns);
-        let key = file_key(request.file, request.job);
-        self.drain_next(at, key);
-        let Some(rules) = self.rules(at) else { return };
-        let number = rules.number(key);
+    /// A request of a file's drain has ended; `came`: storage has these bytes at this offset.
+    pub(super) fn ended(&mut self, key: u64, came: Option<(u64, u64)>, now: Moment) -> Sent {
+        let number = self.number(key);
         let mut whole = Vec::new();
-        if let Some(file) = rules.dirty.get_mut(&key) {
+        if let Some(file) = self.dirty.get_mut(&key) {
             file.under_way -= 1;
-            if came {
-                file.sent.push((request.offset, request.bytes));
-            }
+            file.sent.extend(came);
             if file.under_way == 0 && file.taken.is_empty() {
                 whole = std::mem::take(&mut file.sent);
-                rules.workers -= 1;
+                self.workers -= 1;
                 if file.chunks.is_empty() {
-                    rules.dirty.remove(&key);
-                    rules.queue.remove(number);
+                    self.dirty.remove(&key);
+                    self.queue.remove(number);
                 } else {
                     // As the server does with what was written meanwhile.
-                    rules.queue.dirty_since(number, now);
-                    rules.queue.put_back(number, now + WRITTEN_MEANWHILE, false, now);
+                    self.queue.dirty_since(number, now);
+                    self.queue.put_back(number, now + WRITTEN_MEANWHILE, false, now);
                 }
             }
         }
         for &(offset, bytes) in &whole {
-            rules.is_clean(key, offset, bytes, true);
+            self.is_clean(key, offset, bytes, true);
         }
-        let files = rules.dirty.len() as u64;
-        self.is_on_storage(at, whole.iter().map(|(_, bytes)| bytes).sum());
-        let (used, capacity) = self.buffers.used(at);
-        let Some(rules) = self.rules(at) else { return };
-        let free = room::free_bytes(used, capacity, 0);
-        if rules.is_pressed
-            && !room::is_tight((free, rules.clean_bytes, capacity), (u64::MAX, files))
-            && !self.buffers.has_waiting(at)
-            && let Some(rules) = self.rules(at)
+        let clean_bytes = whole.iter().map(|(_, bytes)| bytes).sum();
+        Sent { clean_bytes, files: self.dirty.len() as u64 }
+    }
+
+    /// Whether writes wait no more for what was sent, or for what is clean: `used_bytes` of `room_bytes` are on flash.
+    pub(super) fn eases(
+        &mut self,
+        sent: &Sent,
+        used_bytes: u64,
+        room_bytes: u64,
+        has_waiting: bool,
+    ) {
+        let free = room::free_bytes(used_bytes, room_bytes, 0);
+        if self.is_pressed
+            && !room::is_tight((free, self.clean_bytes, room_bytes), (u64::MAX, sent.files))
+            && !has_waiting
         {
-            rules.is_pressed = false;
+            self.is_pressed = false;
         }
-        self.pump_by_rules(at);
-    }
-
-    /// Whether the machine's buffers are Forebay's: its code says where files go.
-    pub(super) fn has_placement(&self) -> bool {
-        self.machine.buffer.as_ref().is_some_and(|buffer| buffer.forebay)
-    }
-
-    /// Whether it also says when they drain, and what is let in and goes: of buffers that write back.
-    pub(super) fn has_rules(&self) -> bool {
-        self.machine.buffer.as_ref().is_some_and(|b| matches!(b.drain.when, DrainWhen::Policy(_)))
     }
 }

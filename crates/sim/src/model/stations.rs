@@ -1,9 +1,15 @@
 //! The links and devices of a machine as waiting lines, and the ways that requests take through them.
+//!
+//! Invariant: only here do lines get requests; the others ask when one leaves, and how much was worked.
+//! Callers: `traffic` (requests), `jobs` (names), `bounds` (what lines worked), the end of a run.
 
-use super::Sim;
+use super::outcome::Resource;
+use super::rebuild::may_rebuild;
+use super::requests::Request;
 use crate::device::Device;
-use crate::machine::{Attach, Machine, Mode, WhenFull};
+use crate::machine::{Attach, Buffer, Machine, Mode, Redundancy, WhenFull};
 use crate::program::{Action, Program};
+use forebay_sim_engine::queue::LAST_NS;
 use forebay_sim_engine::station::Line;
 use forebay_sim_engine::{SECOND_NS, TimeNs};
 use serde::Serialize;
@@ -88,7 +94,7 @@ impl Class {
 
 /// What a request of some bytes takes at a line.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rate {
+struct Rate {
     ns_per_byte: f64,
     overhead_ns: f64,
     /// Of requests of up to so many bytes, the smallest first: their nanoseconds per byte.
@@ -110,7 +116,7 @@ impl Rate {
 
     /// Nanoseconds of `bytes` moved by `operations`.
     #[inline]
-    pub(super) fn ns(&self, bytes: u64, operations: u32) -> u64 {
+    fn ns(&self, bytes: u64, operations: u32) -> u64 {
         let ns_per_byte = match self.by_size.is_empty() {
             true => self.ns_per_byte,
             false => self.of_size(bytes / u64::from(operations.max(1))),
@@ -134,10 +140,10 @@ fn read_shares(device: &Device) -> impl Iterator<Item = (u64, f64)> + '_ {
 
 /// The equal lines of one class.
 #[derive(Debug)]
-pub(super) struct Group {
-    pub(super) lines: Vec<Line>,
-    pub(super) write: Rate,
-    pub(super) read: Rate,
+struct Group {
+    lines: Vec<Line>,
+    write: Rate,
+    read: Rate,
 }
 
 impl Group {
@@ -151,14 +157,14 @@ impl Group {
     }
 
     /// Share of the time until `now_ns` that lines worked, of those that had anything to do.
-    pub(super) fn busy_share(&self, now_ns: TimeNs) -> f64 {
+    fn busy_share(&self, now_ns: TimeNs) -> f64 {
         let used = self.lines.iter().filter(|line| line.served > 0);
         let worked = used.map(|line| line.worked_ns(now_ns) as f64 / f64::from(line.servers()));
         worked.sum::<f64>() / (self.used().max(1) as f64 * now_ns.max(1) as f64)
     }
 
     /// Lines that had anything to do.
-    pub(super) fn used(&self) -> usize {
+    fn used(&self) -> usize {
         self.lines.iter().filter(|line| line.served > 0).count()
     }
 }
@@ -207,85 +213,156 @@ pub(super) struct Way {
 /// Lines and ways.
 #[derive(Debug)]
 pub(super) struct Stations {
-    pub(super) groups: Vec<Group>,
+    groups: Vec<Group>,
     ways: [Way; 5],
     servers_of_controller: u32,
+    /// Of the buffers, where there are any.
+    redundancy: Option<Redundancy>,
+    /// What a disk takes when it goes from one file to another.
+    seek_ns: u64,
+    /// The file that each server's disks moved last.
+    last_file: Vec<u64>,
 }
 
 impl Stations {
     pub(super) fn new(machine: &Machine, program: &Program) -> Stations {
-        let mut groups: Vec<Group> =
-            Class::ALL.iter().map(|_| Group::new(0, Rate::default(), Rate::default())).collect();
-        let mut link = |out: Class, back: Class, count: u32, link: &crate::machine::Link| {
-            let (write, read) =
-                (Rate::new(link.write_bytes_per_s, 0.0), Rate::new(link.read_bytes_per_s, 0.0));
-            groups[out as usize] = Group::new(count, write.clone(), write);
-            groups[back as usize] = Group::new(count, read.clone(), read);
-        };
-        let origins = machine.io.as_ref().map_or(machine.compute.nodes, |io| io.nodes);
-        if let Some(port) = &machine.compute.port {
-            link(Class::NodeOut, Class::NodeIn, machine.compute.nodes, port);
-        }
-        if let Some(io) = &machine.io {
-            link(Class::IoUp, Class::IoDown, io.nodes, &io.link);
-        }
-        link(Class::NetworkOut, Class::NetworkIn, origins, &machine.network);
+        let groups = groups(machine);
         let storage = &machine.storage;
-        if let Some(port) = &storage.port {
-            link(Class::ServerIn, Class::ServerOut, storage.servers, port);
-        }
-        if let Some(port) = machine.buffer.as_ref().and_then(|buffer| buffer.port.as_ref()) {
-            let count = machine.buffer.as_ref().map_or(0, |buffer| buffer.count);
-            link(Class::BufferIn, Class::BufferOut, count, port);
-        }
-        let device = &storage.device;
-        let factor = storage.fill_factor();
-        groups[Class::Disk as usize] = Group::at_once(
-            storage.servers,
-            Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s)
-                .with_sizes(write_shares(device)),
-            Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s)
-                .with_sizes(read_shares(device)),
-            device.at_once,
-        );
-        if let Some(controller) = &storage.controller {
-            let rate = Rate::new(controller.bytes_per_s, 0.0);
-            groups[Class::Controller as usize] =
-                Group::new(storage.servers / controller.servers, rate.clone(), rate);
-        }
-        if let Some(buffer) = &machine.buffer {
-            let devices = f64::from(buffer.devices);
-            // A log puts many writes into one of the device.
-            let log = buffer.mode == Mode::Log;
-            let overhead_s = if log { 0.0 } else { buffer.device.write_overhead_s };
-            let device = &buffer.device;
-            let write = Rate::new(device.write_bytes_per_s * devices, overhead_s);
-            // And large ones are all that it sees.
-            let write = if log { write } else { write.with_sizes(write_shares(device)) };
-            let read = Rate::new(device.read_bytes_per_s * devices, device.read_overhead_s);
-            let read = read.with_sizes(read_shares(device));
-            let at_once = device.at_once;
-            if !buffer.shared_device {
-                let group = Group::at_once(buffer.count, write.clone(), read.clone(), at_once);
-                groups[Class::FlashRead as usize] = group;
-            }
-            groups[Class::Flash as usize] = Group::at_once(buffer.count, write, read, at_once);
-        }
-        let names_s = machine.buffer.as_ref().map_or(storage.names_s, |buffer| buffer.names_s);
-        if names_s > 0.0 {
-            let (count, at_once) = (machine.compute.nodes, machine.compute.processors);
-            let (write, read) = (Rate::default(), Rate::default());
-            groups[Class::Processors as usize] = Group::at_once(count, write, read, at_once);
-        }
         let mut ways = ways(machine, &groups);
         join(&mut ways, &groups, machine, program);
-        let servers_of_controller = storage.controller.as_ref().map_or(1, |c| c.servers);
-        Stations { groups, ways, servers_of_controller }
+        Stations {
+            groups,
+            ways,
+            servers_of_controller: storage.controller.as_ref().map_or(1, |c| c.servers),
+            redundancy: machine.buffer.as_ref().map(|buffer| buffer.redundancy),
+            seek_ns: (storage.device.seek_s * 1e9) as u64,
+            last_file: vec![u64::MAX; storage.servers as usize],
+        }
     }
 
     #[inline]
     pub(super) fn way(&self, kind: Kind) -> &Way {
         &self.ways[kind as usize]
+    }
+
+    /// A request comes to a line of its way at `arrives_ns`; when it leaves. `is_ahead`: told now (`now_ns`) of a line that is
+    /// joined to the one before.
+    #[inline]
+    pub(super) fn serve(
+        &mut self,
+        request: &Request,
+        class: Class,
+        (now_ns, arrives_ns): (TimeNs, TimeNs),
+        is_ahead: bool,
+    ) -> TimeNs {
+        let place = self.place(class, &request.place);
+        let service_ns = self.service_ns(request, class);
+        let line = &mut self.groups[class as usize].lines[place];
+        match is_ahead {
+            true => line.serve_ahead(now_ns, arrives_ns, service_ns),
+            false => line.serve(arrives_ns, service_ns),
+        }
+    }
+
+    #[inline]
+    fn service_ns(&mut self, request: &Request, class: Class) -> u64 {
+        let group = &self.groups[class as usize];
+        let (bytes, operations) = (request.bytes, request.operations);
+        let reads = matches!(request.kind, Kind::ReadStorage | Kind::ReadBuffer);
+        match class {
+            Class::Flash | Class::FlashRead if reads || request.kind == Kind::Drain => {
+                group.read.ns(bytes, operations)
+            }
+            Class::Flash => {
+                let Some(redundancy) = &self.redundancy else { return 0 };
+                let each = bytes / u64::from(operations.max(1));
+                let (written, read) = redundancy.traffic(each);
+                let many = u64::from(operations);
+                let read_ns = if read > 0 { group.read.ns(read * many, operations) } else { 0 };
+                // What redundancy does not divide evenly is lost in the rounding of `each`, not of the sum.
+                let written = if written == each { bytes } else { written * many };
+                group.write.ns(written, operations).saturating_add(read_ns)
+            }
+            Class::Disk => {
+                let rate = if reads { &group.read } else { &group.write };
+                let mut ns = rate.ns(bytes, operations);
+                if self.seek_ns > 0 {
+                    let last = &mut self.last_file[request.place.server as usize];
+                    if *last != request.file {
+                        ns = ns.saturating_add(self.seek_ns);
+                        *last = request.file;
+                    }
+                }
+                ns
+            }
+            _ if reads => group.read.ns(bytes, operations),
+            _ => group.write.ns(bytes, operations),
+        }
+    }
+
+    /// Operations on names come to the processors of a node now, and take so long; when they leave.
+    pub(super) fn serve_names(&mut self, node: u32, now_ns: TimeNs, service_ns: u64) -> TimeNs {
+        match self.groups[Class::Processors as usize].lines.get_mut(node as usize) {
+            Some(line) => line.serve(now_ns, service_ns),
+            None => now_ns,
+        }
+    }
+
+    /// The flash of a buffer writes a piece of a rebuild; when it has.
+    pub(super) fn write_piece(&mut self, buffer: u32, now_ns: TimeNs, bytes: u64) -> TimeNs {
+        let group = &mut self.groups[Class::Flash as usize];
+        let service_ns = group.write.ns(bytes, 1);
+        group.lines[buffer as usize].serve(now_ns, service_ns)
+    }
+
+    /// The flash of a buffer reads a piece of a rebuild; when it has.
+    pub(super) fn read_piece(
+        &mut self,
+        class: Class,
+        buffer: u32,
+        now_ns: TimeNs,
+        bytes: u64,
+    ) -> TimeNs {
+        let group = &mut self.groups[class as usize];
+        let service_ns = group.read.ns(bytes, 1);
+        group.lines[buffer as usize].serve(now_ns, service_ns)
+    }
+
+    /// The lines of a class.
+    #[inline]
+    pub(super) fn lines(&self, class: Class) -> &[Line] {
+        &self.groups[class as usize].lines
+    }
+
+    /// The key of what had most to do. `is_limited`: the drain has a limit.
+    pub(super) fn slowest(&self, is_limited: bool) -> &'static str {
+        let busy =
+            |class: &Class| self.lines(*class).iter().map(|line| line.busy_ns).max().unwrap_or(0);
+        match Class::ALL.iter().max_by_key(|class| busy(class)) {
+            // Nothing worked for long: what waited did so for its turn.
+            Some(most) if is_limited && busy(most) < LAST_NS / 2 => "buffer.drain.limit",
+            Some(most) => rate_of(*most),
+            None => "network.rate",
+        }
+    }
+
+    /// What was worked until `last_ns`, of each class that did anything.
+    pub(super) fn resources(&self, last_ns: TimeNs) -> Vec<Resource> {
+        let all = Class::ALL.iter().zip(&self.groups).filter_map(|(&class, group)| {
+            let used = group.used();
+            let requests: u64 = group.lines.iter().map(|line| line.served).sum();
+            let waits_ns = group.lines.iter().map(|line| line.waited_ns);
+            let waited_ns = waits_ns.fold(0, u64::saturating_add);
+            (used > 0).then(|| Resource {
+                resource: class,
+                count: group.lines.len(),
+                used,
+                busy_share: group.busy_share(last_ns),
+                requests,
+                mean_wait_s: waited_ns as f64 / requests as f64 / 1e9,
+            })
+        });
+        all.collect()
     }
 
     /// Which line of a class a request comes to.
@@ -302,6 +379,89 @@ impl Stations {
     }
 }
 
+/// The lines of a machine, by the numbers of their classes.
+fn groups(machine: &Machine) -> Vec<Group> {
+    let mut groups: Vec<Group> =
+        Class::ALL.iter().map(|_| Group::new(0, Rate::default(), Rate::default())).collect();
+    let mut link = |out: Class, back: Class, count: u32, link: &crate::machine::Link| {
+        let (write, read) =
+            (Rate::new(link.write_bytes_per_s, 0.0), Rate::new(link.read_bytes_per_s, 0.0));
+        groups[out as usize] = Group::new(count, write.clone(), write);
+        groups[back as usize] = Group::new(count, read.clone(), read);
+    };
+    let origins = machine.io.as_ref().map_or(machine.compute.nodes, |io| io.nodes);
+    if let Some(port) = &machine.compute.port {
+        link(Class::NodeOut, Class::NodeIn, machine.compute.nodes, port);
+    }
+    if let Some(io) = &machine.io {
+        link(Class::IoUp, Class::IoDown, io.nodes, &io.link);
+    }
+    link(Class::NetworkOut, Class::NetworkIn, origins, &machine.network);
+    let storage = &machine.storage;
+    if let Some(port) = &storage.port {
+        link(Class::ServerIn, Class::ServerOut, storage.servers, port);
+    }
+    if let Some(port) = machine.buffer.as_ref().and_then(|buffer| buffer.port.as_ref()) {
+        let count = machine.buffer.as_ref().map_or(0, |buffer| buffer.count);
+        link(Class::BufferIn, Class::BufferOut, count, port);
+    }
+    let device = &storage.device;
+    let factor = storage.fill_factor();
+    groups[Class::Disk as usize] = Group::at_once(
+        storage.servers,
+        Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s)
+            .with_sizes(write_shares(device)),
+        Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s)
+            .with_sizes(read_shares(device)),
+        device.at_once,
+    );
+    if let Some(controller) = &storage.controller {
+        let rate = Rate::new(controller.bytes_per_s, 0.0);
+        groups[Class::Controller as usize] =
+            Group::new(storage.servers / controller.servers, rate.clone(), rate);
+    }
+    if let Some(buffer) = &machine.buffer {
+        let devices = f64::from(buffer.devices);
+        // A log puts many writes into one of the device.
+        let log = buffer.mode == Mode::Log;
+        let overhead_s = if log { 0.0 } else { buffer.device.write_overhead_s };
+        let device = &buffer.device;
+        let write = Rate::new(device.write_bytes_per_s * devices, overhead_s);
+        // And large ones are all that it sees.
+        let write = if log { write } else { write.with_sizes(write_shares(device)) };
+        let read = Rate::new(device.read_bytes_per_s * devices, device.read_overhead_s);
+        let read = read.with_sizes(read_shares(device));
+        let at_once = device.at_once;
+        if !buffer.shared_device {
+            let group = Group::at_once(buffer.count, write.clone(), read.clone(), at_once);
+            groups[Class::FlashRead as usize] = group;
+        }
+        groups[Class::Flash as usize] = Group::at_once(buffer.count, write, read, at_once);
+    }
+    let names_s = machine.buffer.as_ref().map_or(storage.names_s, |buffer| buffer.names_s);
+    if names_s > 0.0 {
+        let (count, at_once) = (machine.compute.nodes, machine.compute.processors);
+        let (write, read) = (Rate::default(), Rate::default());
+        groups[Class::Processors as usize] = Group::at_once(count, write, read, at_once);
+    }
+    groups
+}
+
+/// The key of a kind of line's rate.
+fn rate_of(class: Class) -> &'static str {
+    match class {
+        Class::NodeOut | Class::NodeIn => "compute.port",
+        Class::IoUp | Class::IoDown => "io.link",
+        Class::NetworkOut | Class::NetworkIn => "network.rate",
+        Class::ServerIn | Class::ServerOut => "storage.port",
+        Class::Controller => "storage.controller",
+        Class::Disk => "storage.device",
+        Class::BufferIn | Class::BufferOut => "buffer.port",
+        Class::Flash | Class::FlashRead => "buffer.device",
+        Class::Processors => "compute.processors",
+    }
+}
+
 /// Where a request goes through.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
@@ -315,98 +475,140 @@ pub(super) struct Place {
     pub(super) buffer: u32,
 }
 
+impl Place {
+    /// Where what a buffer drains to a server goes through.
+    pub(super) fn of_drain(machine: &Machine, attach: Attach, buffer: u32, server: u32) -> Place {
+        let (node, origin) = match attach {
+            Attach::Compute => (buffer, buffer / machine.nodes_per_io()),
+            Attach::Io => (0, buffer),
+            Attach::Fabric | Attach::Storage => (0, 0),
+        };
+        Place { node, origin, server, buffer }
+    }
+}
+
 /// Parts of a way, one after the other.
 type Parts<'a> = &'a [&'a [Class]];
 
-/// The ways in this machine; links that it does not have are left out.
-fn ways(machine: &Machine, groups: &[Group]) -> [Way; 5] {
-    use Class::{
-        BufferIn, BufferOut, Controller, Disk, Flash, FlashRead, IoDown, IoUp, NetworkIn,
-        NetworkOut, NodeIn, NodeOut, ServerIn, ServerOut,
-    };
-    let io_s = machine.io.as_ref().map_or(0.0, |io| io.link.round_trip_s);
-    let trip = |link: Option<&crate::machine::Link>| link.map_or(0.0, |link| link.round_trip_s);
-    let near_s = trip(machine.compute.port.as_ref()) + io_s;
-    let far_s = near_s + machine.network.round_trip_s + trip(machine.storage.port.as_ref());
-    let way = |classes: &[&[Class]], room_before: Option<Class>, latency_s: f64| {
+/// What makes ways of a machine: its links that are there, and their round trips.
+struct WayMaker<'m> {
+    machine: &'m Machine,
+    groups: &'m [Group],
+    /// Round trips to an I/O node, and from there to storage, in seconds.
+    near_s: f64,
+    far_s: f64,
+}
+
+fn trip_s(link: Option<&crate::machine::Link>) -> f64 {
+    link.map_or(0.0, |link| link.round_trip_s)
+}
+
+impl<'m> WayMaker<'m> {
+    fn new(machine: &'m Machine, groups: &'m [Group]) -> WayMaker<'m> {
+        let io_s = machine.io.as_ref().map_or(0.0, |io| io.link.round_trip_s);
+        let near_s = trip_s(machine.compute.port.as_ref()) + io_s;
+        let far_s = near_s + machine.network.round_trip_s + trip_s(machine.storage.port.as_ref());
+        WayMaker { machine, groups, near_s, far_s }
+    }
+
+    /// A way through lines, with room in the buffer before those of `room_before`; links that the machine does not have are left
+    /// out.
+    fn way(&self, parts: Parts, room_before: Option<Class>, latency_s: f64) -> Way {
         let mut hops = Vec::new();
-        for &class in classes.iter().copied().flatten() {
+        for &class in parts.iter().copied().flatten() {
             if room_before == Some(class) {
                 hops.push(Hop::Room);
             }
-            if !groups[class as usize].lines.is_empty() {
+            if !self.groups[class as usize].lines.is_empty() {
                 hops.push(Hop::At(class));
             }
         }
         hops.push(Hop::Done);
         Way { joined: vec![false; hops.len()], hops, latency_ns: latency_s * SECOND_NS as f64 }
-    };
-    let to_network: &[Class] = &[NodeOut, IoUp, NetworkOut];
-    let from_network: &[Class] = &[NetworkIn, IoDown, NodeIn];
-    let to_disk: &[Class] = &[ServerIn, Controller, Disk];
-    let from_disk: &[Class] = &[Disk, Controller, ServerOut];
-    let write_storage = way(&[to_network, to_disk], None, far_s);
-    let read_storage = way(&[from_disk, from_network], None, far_s);
+    }
+
+    /// To a buffer, from it, and from it to storage.
+    fn of_buffer(&self, buffer: &Buffer) -> [Way; 3] {
+        use Class::{
+            BufferIn, BufferOut, Controller, Disk, Flash, FlashRead, IoDown, IoUp, NetworkOut,
+            NodeIn, NodeOut, ServerIn, ServerOut,
+        };
+        let machine = self.machine;
+        let flash_read: &[Class] = if buffer.shared_device { &[Flash] } else { &[FlashRead] };
+        let buffer_s = self.near_s + machine.network.round_trip_s + trip_s(buffer.port.as_ref());
+        let (there, back, drain, latency_s): (Parts, Parts, Parts, f64) = match buffer.attach {
+            // Most of it goes to other nodes. Their ports carry as much inwards, which takes no time of its own here.
+            Attach::Compute if buffer.striped => (
+                &[&[NodeOut], &[Flash]],
+                &[flash_read, &[NodeIn]],
+                &[flash_read, TO_NETWORK, TO_DISK],
+                trip_s(machine.compute.port.as_ref()),
+            ),
+            Attach::Compute => {
+                (&[&[Flash]], &[flash_read], &[flash_read, TO_NETWORK, TO_DISK], 0.0)
+            }
+            Attach::Io => (
+                &[&[NodeOut, IoUp], &[Flash]],
+                &[flash_read, &[IoDown, NodeIn]],
+                &[flash_read, &[NetworkOut], TO_DISK],
+                self.near_s,
+            ),
+            Attach::Fabric => (
+                &[TO_NETWORK, &[BufferIn], &[Flash]],
+                &[flash_read, &[BufferOut], FROM_NETWORK],
+                &[flash_read, &[BufferOut], TO_DISK],
+                buffer_s,
+            ),
+            Attach::Storage => (
+                &[TO_NETWORK, &[ServerIn], &[Flash]],
+                &[flash_read, &[ServerOut], FROM_NETWORK],
+                &[flash_read, &[Controller, Disk]],
+                self.far_s,
+            ),
+        };
+        let mut write = self.way(there, Some(Flash), latency_s);
+        if buffer.mode == Mode::WriteThrough {
+            self.goes_through(buffer, &mut write);
+        }
+        let drain_s = match buffer.attach {
+            Attach::Storage => 0.0,
+            _ => machine.network.round_trip_s + trip_s(machine.storage.port.as_ref()),
+        };
+        [write, self.way(back, None, latency_s), self.way(drain, None, drain_s)]
+    }
+
+    /// Flash first, then on to storage; a write is done when both have it.
+    fn goes_through(&self, buffer: &Buffer, write: &mut Way) {
+        use Class::{BufferOut, Controller, Disk, NetworkOut};
+        let onward = match buffer.attach {
+            Attach::Compute => self.way(&[TO_NETWORK, TO_DISK], None, 0.0),
+            Attach::Io => self.way(&[&[NetworkOut], TO_DISK], None, 0.0),
+            Attach::Fabric => self.way(&[&[BufferOut], TO_DISK], None, 0.0),
+            Attach::Storage => self.way(&[&[Controller, Disk]], None, 0.0),
+        };
+        write.hops.pop();
+        write.hops.extend(onward.hops);
+        write.joined = vec![false; write.hops.len()];
+        write.latency_ns = self.far_s * SECOND_NS as f64;
+    }
+}
+
+const TO_NETWORK: &[Class] = &[Class::NodeOut, Class::IoUp, Class::NetworkOut];
+const FROM_NETWORK: &[Class] = &[Class::NetworkIn, Class::IoDown, Class::NodeIn];
+const TO_DISK: &[Class] = &[Class::ServerIn, Class::Controller, Class::Disk];
+const FROM_DISK: &[Class] = &[Class::Disk, Class::Controller, Class::ServerOut];
+
+/// The ways in this machine, by the numbers of their kinds.
+fn ways(machine: &Machine, groups: &[Group]) -> [Way; 5] {
+    let maker = WayMaker::new(machine, groups);
+    let write_storage = maker.way(&[TO_NETWORK, TO_DISK], None, maker.far_s);
+    let read_storage = maker.way(&[FROM_DISK, FROM_NETWORK], None, maker.far_s);
     let Some(buffer) = &machine.buffer else {
         let none = write_storage.clone();
         return [write_storage, none.clone(), read_storage.clone(), read_storage, none];
     };
-    let flash_read: &[Class] = if buffer.shared_device { &[Flash] } else { &[FlashRead] };
-    let buffer_s = near_s + machine.network.round_trip_s + trip(buffer.port.as_ref());
-    let (there, back, drain, latency_s): (Parts, Parts, Parts, f64) = match buffer.attach {
-        // Most of it goes to other nodes. Their ports carry as much inwards, which takes no time of its own here.
-        Attach::Compute if buffer.striped => (
-            &[&[NodeOut], &[Flash]],
-            &[flash_read, &[NodeIn]],
-            &[flash_read, to_network, to_disk],
-            trip(machine.compute.port.as_ref()),
-        ),
-        Attach::Compute => (&[&[Flash]], &[flash_read], &[flash_read, to_network, to_disk], 0.0),
-        Attach::Io => (
-            &[&[NodeOut, IoUp], &[Flash]],
-            &[flash_read, &[IoDown, NodeIn]],
-            &[flash_read, &[NetworkOut], to_disk],
-            near_s,
-        ),
-        Attach::Fabric => (
-            &[to_network, &[BufferIn], &[Flash]],
-            &[flash_read, &[BufferOut], from_network],
-            &[flash_read, &[BufferOut], to_disk],
-            buffer_s,
-        ),
-        Attach::Storage => (
-            &[to_network, &[ServerIn], &[Flash]],
-            &[flash_read, &[ServerOut], from_network],
-            &[flash_read, &[Controller, Disk]],
-            far_s,
-        ),
-    };
-    let through = buffer.mode == Mode::WriteThrough;
-    let mut write_buffer = way(there, Some(Flash), latency_s);
-    if through {
-        // Flash first, then on to storage; it is done when both have it.
-        let onward = match buffer.attach {
-            Attach::Compute => way(&[to_network, to_disk], None, 0.0),
-            Attach::Io => way(&[&[NetworkOut], to_disk], None, 0.0),
-            Attach::Fabric => way(&[&[BufferOut], to_disk], None, 0.0),
-            Attach::Storage => way(&[&[Controller, Disk]], None, 0.0),
-        };
-        write_buffer.hops.pop();
-        write_buffer.hops.extend(onward.hops);
-        write_buffer.joined = vec![false; write_buffer.hops.len()];
-        write_buffer.latency_ns = far_s * SECOND_NS as f64;
-    }
-    let drain_s = match buffer.attach {
-        Attach::Storage => 0.0,
-        _ => machine.network.round_trip_s + trip(machine.storage.port.as_ref()),
-    };
-    [
-        write_storage,
-        write_buffer,
-        read_storage,
-        way(back, None, latency_s),
-        way(drain, None, drain_s),
-    ]
+    let [write_buffer, read_buffer, drain] = maker.of_buffer(buffer);
+    [write_storage, write_buffer, read_storage, read_buffer, drain]
 }
 
 /// What a line's number is the number of.
@@ -461,7 +663,7 @@ fn is_one_to_one(machine: &Machine, before: Class, after: Class) -> bool {
 fn join(ways: &mut [Way; 5], groups: &[Group], machine: &Machine, program: &Program) {
     let passes_by = machine.buffer.as_ref().is_some_and(|b| b.when_full == WhenFull::Bypass);
     // A rebuild's requests come from no line before the flash.
-    if passes_by || Sim::may_rebuild(machine) {
+    if passes_by || may_rebuild(machine) {
         return;
     }
     let steps = program.jobs.iter().flat_map(|job| &job.phases).flat_map(|phase| &phase.steps);
