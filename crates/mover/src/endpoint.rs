@@ -170,7 +170,7 @@ impl MakeTop {
 pub(super) fn no_parent(first: &[u8]) -> Fault {
     let why = format!(
         "the directory {} does not exist, and nothing was made or copied; check the path, and that \
-         the file system is mounted there; then make the directory, or stage with --parents",
+         the file system is mounted there; then make the directory (`stage out --parents` makes it)",
         String::from_utf8_lossy(first)
     );
     Fault {

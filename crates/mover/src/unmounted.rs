@@ -26,8 +26,8 @@ impl RequesterPfs {
 /// The refusal of a target at or below a mount point without its file system.
 fn not_mounted(point: &Path, table: &Path) -> Fault {
     let why = format!(
-        "{} names {} as a mount point, and nothing is mounted there; nothing was made or copied; mount it, or stage with \
-         --parents to write there all the same",
+        "{} names {} as a mount point, and nothing is mounted there; nothing was made or copied; mount it (`stage out \
+         --parents` writes there all the same)",
         table.display(),
         point.display()
     );

@@ -8,10 +8,13 @@ use super::cached::Cached;
 use super::looking::{Looking, Work};
 use super::paths::{absolute, must_not_hide};
 use super::plan_text::verified_text;
+use super::umount_drain;
+use super::umount_who::Who;
 use crate::args::{
     CacheArgs, CachePathArgs, CacheRateArgs, CacheResolveArgs, CacheWaitArgs, ServerArgs, WritesArg,
 };
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::state_dir;
 use forebay_cache::CacheOptions;
 use forebay_client::{
     Control, MountRef, WaitFor, Waited, cache_wait, canonical, mounts, server_process,
@@ -60,23 +63,28 @@ pub(super) fn connect(
     at: &ServerArgs,
     what: &'static str,
 ) -> anyhow::Result<(Cached, PathBuf)> {
-    connect_until(path, at, what, None)
+    let (cached, path, _) = connect_until(path, at, what, None)?;
+    Ok((cached, path))
 }
 
-/// The same for who has no time after `until`.
+/// The same for who has no time after `until`, with the mount that is asked, if it is one.
 fn connect_until(
     path: &Path,
     at: &ServerArgs,
     what: &'static str,
     until: Option<Instant>,
-) -> anyhow::Result<(Cached, PathBuf)> {
-    if let Some(named) = Cached::named(path, at)? {
-        return Ok(named);
+) -> anyhow::Result<(Cached, PathBuf, Option<MountRef>)> {
+    if let Some((cached, path)) = Cached::named(path, at)? {
+        return Ok((cached, path, None));
     }
     let looking = Looking::at(path, Work::Other(what));
     let found = locate(path)?;
-    let control = Control::connect_store_until(&found.store_dir, until)?;
-    Ok((Cached::Mounted(Box::new(control), looking), found.path_in_buffer))
+    let mut control = Control::connect_store_until(&found.store_dir, until)?;
+    if until.is_some() {
+        control.set_limit(until);
+    }
+    let path = found.path_in_buffer.clone();
+    Ok((Cached::Mounted(Box::new(control), looking), path, Some(found)))
 }
 
 /// The buffer of a path. If the PFS behind it does not answer, the path is taken as it is
@@ -119,18 +127,15 @@ pub fn flush(args: CachePathArgs) -> Outcome {
 pub fn wait(args: CacheWaitArgs) -> Outcome {
     let timeout = args.timeout.map(Duration::from_secs);
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let (mut cached, path) = connect_until(&args.path, &args.at, "drain", until)?;
+    let (mut cached, path, mount) = connect_until(&args.path, &args.at, "drain", until)?;
+    let served = mount.filter(|mount| state_dir::record(&mount.store_dir).is_some());
+    let silent = served.map(|mount| (Who::silent(&mount.store_dir, until), mount));
     let what = (WaitFor::WrittenBefore, !args.no_flush);
     let mut newest = None;
     let waited = drain_noting(&mut cached, &path, timeout, what, args.json, &mut newest);
-    let waited = waited.or_else(|error| match newest {
-        // The time is over, and the answer to the last look is late: what the one before told is what is known.
-        Some((state, at)) if is_late(&error, until) && cached.gave_up() => {
-            let silent = at.elapsed().as_secs_f64();
-            eprintln!("forebay: no answer for {silent:.1} s; what was told before that:");
-            Ok(Waited { is_done: false, state })
-        }
-        _ => Err(error),
+    let waited = waited.or_else(|error| match is_late(&error, until) && cached.gave_up() {
+        true => without_the_last_answer(error, &args.path, silent, newest),
+        false => Err(error),
     })?;
     let state = &waited.state;
     if args.json {
@@ -145,6 +150,33 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
         );
     }
     Ok(EXIT_OK)
+}
+
+/// How a wait ended whose time is over, and whose last look has no answer: by a server that is silent, which is named; else what
+/// the look before told is what is known.
+fn without_the_last_answer(
+    error: ControlError,
+    path: &Path,
+    silent: Option<(Who, MountRef)>,
+    newest: Option<(TreeState, Instant)>,
+) -> Result<Waited, ControlError> {
+    let server =
+        silent.and_then(|(who, mount)| who.told().or_else(|| umount_drain::stopped(&mount)));
+    match (server, newest) {
+        (Some(server), _) => {
+            Err(ControlError::new("wait for", Some(path), &umount_drain::waits_for(&server))
+                .errno(libc::ETIMEDOUT)
+                .hint(
+                    "without --timeout this command waits for that; the rest drains by itself then",
+                ))
+        }
+        (None, Some((state, at))) => {
+            let silent = at.elapsed().as_secs_f64();
+            eprintln!("forebay: no answer for {silent:.1} s; what was told before that:");
+            Ok(Waited { is_done: false, state })
+        }
+        (None, None) => Err(error),
+    }
 }
 
 /// Waits for that (`true`: draining now), until nothing moves any more, or the time is over. A server that is stopped is waited for.

@@ -143,7 +143,7 @@ pub(super) fn dry_run_line(status: &PlanStatus, found: &DryRun) -> String {
         });
     }
     if status.files_existing > 0 {
-        let kept = counted(status.files_existing, "files");
+        let kept = counted(status.files_existing, status.noun());
         text.push_str(&format!("; would leave {kept} as they are, whose names are taken"));
     }
     text
@@ -154,7 +154,9 @@ pub(super) fn kept_text(status: &PlanStatus) -> String {
     let mut text = match status.files_existing {
         0 => String::new(),
         1 => "; 1 file was there already and was left as it is".to_string(),
-        count => format!("; {count} files were there already and were left as they are"),
+        count => {
+            format!("; {count} {} were there already and were left as they are", status.noun())
+        }
     };
     // Only root gives files away.
     text.push_str(&match status.files_owner_changed {

@@ -42,7 +42,7 @@ struct Listed {
     server: Option<String>,
     store: PathBytes,
     /// `live`, `dead`, `silent` (it does not answer), `stopped`, `kept`, `in use`, `ending` (it is unmounted), `served`,
-    /// `hidden` (another user's).
+    /// `hidden` (another user's), `given up` (a job's, that is not removed).
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
@@ -66,6 +66,25 @@ impl Listed {
             Some(_) => self.discard = record,
             None => self.resume = record,
         }
+    }
+
+    /// A job that was given up, of which nothing else is listed.
+    fn given_up(job: &LeftOver) -> Listed {
+        let served = job.record.served.as_ref();
+        let mut listed = Listed {
+            mount_point: Some(job.record.mount_point.clone()),
+            buffer: served.and_then(|served| served.buffer.to_string().parse().ok()),
+            server: served.map(|served| served.server.to_string()),
+            store: job.record.flash.clone(),
+            state: "given up",
+            capacity_bytes: None,
+            used_bytes: None,
+            why: None,
+            resume: None,
+            discard: None,
+        };
+        listed.name_job(job);
+        listed
     }
 
     fn has_job(&self) -> bool {
@@ -330,13 +349,16 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
 }
 
 /// Finds the jobs on the flash whose runner is gone, and names them with their buffers.
-fn name_left_jobs(places: &[PathBuf], listed: &mut [Listed]) {
+fn name_left_jobs(places: &[PathBuf], listed: &mut Vec<Listed>) {
     // What cannot be listed holds no job of this user.
     for job in places.iter().flat_map(|dir| left_over(dir).unwrap_or_default()) {
         let of_job =
             listed.iter_mut().find(|e| e.mount_point.as_ref() == Some(&job.record.mount_point));
-        if let Some(entry) = of_job {
-            entry.name_job(&job);
+        match of_job {
+            Some(entry) => entry.name_job(&job),
+            // Its mount is gone, its buffer or the record is not.
+            None if job.record.given_up.is_some() => listed.push(Listed::given_up(&job)),
+            None => {}
         }
     }
     // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it.

@@ -132,24 +132,24 @@ fn is_over(error: &ControlError, mount: &MountRef, args: &UmountArgs, has_given_
 }
 
 /// The server by which the buffer was mounted, if that is stopped and runs on this node: said by nobody, but seen.
-fn stopped(mount: &MountRef) -> Option<String> {
+pub(super) fn stopped(mount: &MountRef) -> Option<String> {
     let address: ServerAddress = state_dir::record(&mount.store_dir)?.server.parse().ok()?;
     let pid = server_process::seen_stopped_at(&address)?;
     Some(are_stopped(&[(address, pid)]).to_string())
 }
 
+/// The time is over; `who`: which server is silent, in the words of who asked it.
+pub(super) fn waits_for(who: &str) -> String {
+    // Who it is about is told, not that it was asked.
+    let about = ["ask ", "connect to "].iter().find_map(|asks| who.strip_prefix(asks));
+    format!("the time is over, and it is not drained: it waits for {}", about.unwrap_or(who))
+}
+
 /// The time is over without an answer; `who`: which server is silent, as far as it is known.
 fn time_is_over(mount: &MountRef, who: Option<String>) -> ControlError {
     let point = PathBytes::new(mount.mount_point.as_os_str().as_bytes()).shell_word();
-    // Who it is about is told, not that it was asked.
-    let asked = |who: &str| {
-        ["ask ", "connect to "].iter().find_map(|asks| who.strip_prefix(asks).map(str::to_string))
-    };
     let why = match who {
-        Some(who) => format!(
-            "the time is over, and it is not drained: it waits for {}",
-            asked(&who).unwrap_or(who)
-        ),
+        Some(who) => waits_for(&who),
         None => format!(
             "the time is over, and it is not drained: no answer of its servers came (`forebay status {point}` names them)"
         ),

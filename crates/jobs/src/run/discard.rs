@@ -71,7 +71,7 @@ struct NotRemoved {
 pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     let failed = |why: &dyn ToString| RunError::at(WHAT, path, why.to_string());
     let refused = |error: std::io::Error| RunError::io(WHAT, path, &error);
-    let (mut record, dir) = JobRecord::load(path).map_err(refused)?;
+    let (mut record, dir, _in_hand) = JobRecord::take_up(path).map_err(refused)?;
     if record.runner.is_alive() {
         return Err(failed(&format!("process {} runs this job", record.runner.pid)));
     }

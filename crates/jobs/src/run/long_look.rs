@@ -10,6 +10,8 @@ use super::console::Console;
 use super::record::JobRecord;
 use super::served::Servers;
 use super::served_job::ServedJob;
+use forebay_client::server_process;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::Duration;
@@ -28,23 +30,36 @@ impl LongLook {
     pub(super) fn at(record: &JobRecord, program: &Program) -> LongLook {
         let Some(job) = record.served.clone() else { return LongLook { _looks: None } };
         let (id, servers) = (record.id.clone(), Arc::clone(&program.servers));
+        let point = record.mount_point().to_path_buf();
         let (looks, ended) = channel();
-        let tell = move || tell_when_long(&ended, &id, &job, servers.as_ref());
+        let tell = move || tell_when_long(&ended, &id, &job, (&point, servers.as_ref()));
         // Without a thread nothing is told: the look is the same.
         let begun = std::thread::Builder::new().name("long-look".into()).spawn(tell);
         LongLook { _looks: begun.is_ok().then_some(looks) }
     }
 }
 
-fn tell_when_long(ended: &Receiver<()>, id: &str, job: &ServedJob, servers: &dyn Servers) {
+fn tell_when_long(
+    ended: &Receiver<()>,
+    id: &str,
+    job: &ServedJob,
+    (point, servers): (&Path, &dyn Servers),
+) {
     if ended.recv_timeout(TOLD_AFTER) != Err(RecvTimeoutError::Timeout) {
         return;
     }
     // One that cannot be reached, or is stopped, is waited for because of that.
-    let answers = servers.reach(job).is_ok();
+    let answers = servers.reach(job).is_ok() && !is_stopped(point);
     if answers && ended.try_recv() == Err(TryRecvError::Empty) {
         Console::new().say(&format!("forebay: {id}: {}", text(&job.server)));
     }
+}
+
+/// Whether the process of the job's mount is stopped. That is told by who asks it.
+fn is_stopped(point: &Path) -> bool {
+    let mounts = forebay_client::mounts().unwrap_or_default();
+    let at = mounts.iter().rfind(|mount| mount.mount_point == point);
+    at.is_some_and(|mount| server_process::stopped_server(&mount.store_dir).is_some())
 }
 
 fn text(server: &str) -> String {

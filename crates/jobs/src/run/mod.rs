@@ -258,7 +258,8 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
 /// If there is no such job, somebody runs it, or its buffer cannot be mounted again and is needed for more than its removal.
 pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     const WHAT: &str = "go on with";
-    let (mut record, dir) = JobRecord::load(path).map_err(|e| RunError::io(WHAT, path, &e))?;
+    let (mut record, dir, _in_hand) =
+        JobRecord::take_up(path).map_err(|e| RunError::io(WHAT, path, &e))?;
     if record.runner.is_alive() {
         let why = format!("process {} runs this job", record.runner.pid);
         return Err(RunError::at(WHAT, path, why));

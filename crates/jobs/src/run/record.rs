@@ -14,9 +14,11 @@ use forebay_net::look;
 use forebay_proto::PlanId;
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::events::UtcTime;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -199,6 +201,31 @@ impl JobRecord {
     /// # Errors
     /// If it cannot be read, is no record, or one of another format.
     pub fn load(path: &Path) -> io::Result<(JobRecord, PathBuf)> {
+        JobRecord::load_with(path).map(|(record, dir, _)| (record, dir))
+    }
+
+    /// The same for who takes up the job: no other command does, at the same moment, as long as the file lives. Whoever has the job in
+    /// hand for longer is the record's runner.
+    ///
+    /// # Errors
+    /// EWOULDBLOCK if another command has it in hand.
+    pub fn take_up(path: &Path) -> io::Result<(JobRecord, PathBuf, File)> {
+        let (_, dir, held) = JobRecord::load_with(path)?;
+        flock(&held, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+            Errno::WOULDBLOCK => {
+                let why = "another command has this job in hand; wait for its end";
+                io::Error::new(io::ErrorKind::WouldBlock, why)
+            }
+            error => error.into(),
+        })?;
+        // Again: it may have been taken up and left meanwhile.
+        let (record, dir_again, _) = JobRecord::load_with(path)?;
+        debug_assert_eq!(dir, dir_again);
+        Ok((record, dir_again, held))
+    }
+
+    /// With its directory, opened.
+    fn load_with(path: &Path) -> io::Result<(JobRecord, PathBuf, File)> {
         let path = if path.is_dir() { path.join(RECORD_NAME) } else { path.to_path_buf() };
         // What it says is run: nobody else may have written it, or put another in its place.
         own_dir(path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
@@ -225,8 +252,9 @@ impl JobRecord {
         }
         let record = serde_json::from_slice(&bytes)
             .map_err(|error| io::Error::other(format!("the record is damaged: {error}")))?;
-        let dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
-        Ok((record, dir.canonicalize()?))
+        let dir = path.parent().map(Path::to_path_buf).unwrap_or_default().canonicalize()?;
+        let opened = File::open(&dir)?;
+        Ok((record, dir, opened))
     }
 
     /// Writes the record into the job's directory.

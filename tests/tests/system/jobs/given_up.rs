@@ -4,6 +4,7 @@
 use super::place::{Run, signal, until};
 use super::servers::Site;
 use forebay_tests::buffer::alive;
+use forebay_tests::procs;
 use serde_json::Value;
 use std::fs;
 use std::process::Child;
@@ -59,6 +60,9 @@ fn a_job_that_was_given_up_is_not_resumed_and_each_command_names_the_one_that_fi
     assert_eq!((&summary["discard"], &summary["resume"]), (&record.as_str().into(), &Value::Null));
     assert_eq!(fs::read(&record).unwrap(), before, "something was changed");
     assert_eq!(said_by(&record)["outcome"], "given-up");
+    let flash = site.place.flash();
+    let listed = procs::run(site.forebay(&["status", "--json", "--flash"]).arg(&flash));
+    assert!(listed.contains(&format!("\"discard\":\"{record}\"")), "{listed}");
 
     signal(site.member(1), libc::SIGCONT);
     let script = site.place.script(&[STRIPED], "true");
@@ -70,6 +74,21 @@ fn a_job_that_was_given_up_is_not_resumed_and_each_command_names_the_one_that_fi
     assert!(discarded.err.contains("it was given up at 2"), "{}", discarded.err);
     assert_eq!(discarded.summary()["outcome"], "discarded");
     until("the rest of the buffer is gone", || site.buffers().is_empty());
+    site.assert_clean();
+}
+
+#[test]
+fn a_job_that_a_command_has_in_hand_is_taken_up_by_no_other_one() {
+    let site = Site::of_servers(2);
+    let record = kept_at_two(&site).record();
+    let discarding = begin_to_discard(&site, &record);
+    for other in [site.discard(&record), site.resume(&record)] {
+        let refused = Run::wait(other).expect(1);
+        assert!(refused.err.contains("another command has this job in hand"), "{}", refused.err);
+    }
+    signal(site.member(1), libc::SIGCONT);
+    Run::wait(discarding).expect(0);
+    until("the buffer is gone", || site.buffers().is_empty());
     site.assert_clean();
 }
 
