@@ -261,6 +261,37 @@ fn a_hole_in_a_file_that_was_quiet_is_noticed_at_once() {
     assert!(took <= 64 << 20, "{took} bytes for 2,047 pages");
 }
 
+/// More files are open than the choice of pages looks at: with holes, and opened in a rush.
+#[test]
+fn sparse_files_cost_little_beside_many_open_ones() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 1 << 30);
+    let make = |name: &str, bytes: &[u64]| {
+        let fd = sys::open(buffer.path(name), libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
+        for at in bytes {
+            assert_eq!(sys::pwrite(&fd, *at, b"x"), Ok(1), "{name}");
+        }
+        fd
+    };
+    let holes: Vec<_> = (0..300).map(|n| make(&format!("hole.{n}"), &[0, 4 << 20])).collect();
+    std::thread::sleep(Duration::from_millis(1_500));
+    let took = write_sparse(&buffer, "more", 2 << 30, (0..2048).rev());
+    assert!(took <= 16 << 20, "{took} bytes for 2,048 pages");
+    drop(holes);
+    let rush: Vec<_> = (0..600).map(|n| make(&format!("rush.{n}"), &[0])).collect();
+    std::thread::sleep(Duration::from_millis(2_500));
+    for fd in [&rush[0], &rush[300], &rush[599]] {
+        let before = space(&buffer).free;
+        for at in (1..2048).rev() {
+            assert_eq!(sys::pwrite(fd, at << 20, b"x"), Ok(1), "at {at} MiB");
+        }
+        let took = before.saturating_sub(space(&buffer).free);
+        assert!(took <= (16 << 20) + buffer.capacity() / 16, "{took} bytes for 2,047 pages");
+    }
+}
+
 #[test]
 fn dense_data_has_large_pages_beside_sparse_files() {
     if is_raw() {

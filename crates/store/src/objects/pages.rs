@@ -25,8 +25,8 @@
 //! whole, and a look that opens a file makes the cache believe that a kernel has it. From [`LARGE_FROM_BYTES`] on it has
 //! large pages for the speed of fills and appends, and counts them (`cache::space`); what is clean goes before they run out.
 //!
-//! Invariants: the lists are bounded; a file that does not fit in is not looked at. Pages that are there
-//! stay as they are. Called by `namespace` and, when a buffer is opened, by `server`, through [`Objects`].
+//! Invariants: the lists are bounded; while a file does not fit in, or many that were opened in a rush wait to be looked at, all
+//! pages are small. Pages that are there stay as they are. Called by `namespace` and, when a buffer is opened, by `server`, through [`Objects`].
 
 mod allowance;
 mod on_time;
@@ -39,7 +39,7 @@ use on_time::{at_leisure, be_on_time};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{self as rfs, SeekFrom};
 use rustix::mount::{MountFlags, mount_remount};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,10 +76,13 @@ const COUNT_BYTES: usize = 1 << 20;
 /// Runs of data that are looked at to judge; a file with more of them is sparse.
 const RUNS_MAX: usize = 4096;
 /// Files that are looked at: with holes, and among those opened last.
-const SUSPECTS_MAX: usize = 64;
+const SUSPECTS_MAX: usize = 256;
 const OPENED_MAX: usize = 64;
 /// Open files that the kernel tells the next write to.
-const WATCHED_MAX: usize = 256;
+const WATCHED_MAX: usize = 4096;
+/// Files that were opened in a rush and wait to be looked at; of these so many are looked at each time.
+const WAITING_MAX: usize = 4096;
+const WAITING_LOOKED_AT: usize = 64;
 /// Watches that begin within [`ACTIVE`]: each takes some 5 us and a look.
 const WATCHES_MAX: u32 = 8;
 /// A file counts as being written for so long after it grew or was opened; then it is watched.
@@ -123,6 +126,8 @@ struct Suspect {
     /// When it grew last, or was written at all after a quiet time.
     active_at: Instant,
     watch: Option<Watch>,
+    /// When it was looked last whether somebody has it open.
+    seen_open_at: Instant,
     verdict: Verdict,
     /// What it may have in large pages the next time that it is dense.
     pass_bytes: u64,
@@ -131,6 +136,13 @@ struct Suspect {
 }
 
 impl Suspect {
+    /// Its holes fit into the allowance, and the kernel tells its next write: it need not be looked at.
+    fn is_told_of(&self) -> bool {
+        self.watch.is_some()
+            && matches!(self.verdict, Verdict::Allowed { .. })
+            && self.grown_at.elapsed() >= QUIET
+    }
+
     /// True if it wants small pages.
     fn is_small(&self) -> bool {
         matches!(self.verdict, Verdict::New | Verdict::Open { .. })
@@ -148,11 +160,48 @@ struct Opened {
 
 /// One that was not written lately, or never; dropped when nobody has it open any more.
 #[derive(Debug)]
-struct Watched {
-    id: ObjectId,
+struct WatchedFile {
     bytes: u64,
     watch: Watch,
     seen_open_at: Instant,
+}
+
+/// All of those, at most [`WATCHED_MAX`].
+#[derive(Default)]
+struct Watched {
+    files: HashMap<ObjectId, WatchedFile>,
+    of_watch: HashMap<Watch, ObjectId>,
+}
+
+impl Watched {
+    fn has(&self, id: ObjectId) -> bool {
+        self.files.contains_key(&id)
+    }
+
+    fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    fn put(&mut self, id: ObjectId, bytes: u64, watch: Watch) {
+        self.of_watch.insert(watch, id);
+        let file = WatchedFile { bytes, watch, seen_open_at: Instant::now() };
+        if let Some(before) = self.files.insert(id, file)
+            && before.watch != watch
+        {
+            self.of_watch.remove(&before.watch);
+        }
+    }
+
+    fn take(&mut self, id: ObjectId) -> Option<WatchedFile> {
+        let file = self.files.remove(&id)?;
+        self.of_watch.remove(&file.watch);
+        Some(file)
+    }
+
+    fn take_by(&mut self, watch: Watch) -> Option<(ObjectId, WatchedFile)> {
+        let id = *self.of_watch.get(&watch)?;
+        self.take(id).map(|file| (id, file))
+    }
 }
 
 #[derive(Default)]
@@ -160,7 +209,11 @@ struct State {
     suspects: Vec<Suspect>,
     allowance: Allowance,
     opened: VecDeque<Opened>,
-    watched: Vec<Watched>,
+    watched: Watched,
+    /// Opened while `opened` was full; until each was looked at all pages are small.
+    waiting: VecDeque<ObjectId>,
+    /// A file found no place in the lists: all pages are small until they are half empty.
+    crowded: bool,
     /// That may still begin, and since when.
     watches_left: u32,
     watches_since: Option<Instant>,
@@ -181,8 +234,7 @@ impl State {
     /// A watched file was written, or is gone: it is looked at closely.
     fn heard(&mut self, watch: Watch) {
         let now = Instant::now();
-        if let Some(at) = self.watched.iter().position(|file| file.watch == watch) {
-            let Watched { id, bytes, .. } = self.watched.swap_remove(at);
+        if let Some((id, WatchedFile { bytes, .. })) = self.watched.take_by(watch) {
             self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now });
         } else if let Some(suspect) = self.suspects.iter_mut().find(|s| s.watch == Some(watch)) {
             suspect.watch = None;
@@ -209,7 +261,9 @@ impl Pages {
 
     /// Between two looks, of which the last took so long; `None`: until something is opened.
     fn pause(&self, state: &State, took: Duration) -> Option<Duration> {
-        let looks_at_files = !state.suspects.is_empty() || !state.opened.is_empty();
+        let looks_at_files = !state.suspects.iter().all(Suspect::is_told_of)
+            || !state.opened.is_empty()
+            || !state.waiting.is_empty();
         if state.is_active() {
             Some(LOOK_CLOSE.max((took * LOOK_SHARE).min(self.look_every())))
         } else if state.allowance.to_count().is_some() || (state.small && looks_at_files) {
@@ -220,7 +274,7 @@ impl Pages {
             // Until a file is gone that took more than the allowance has.
             Some(LOOK_MOST)
         } else {
-            (!state.watched.is_empty()).then_some(QUIET)
+            (state.watched.len() > 0 || !state.suspects.is_empty()).then_some(QUIET)
         }
     }
 
@@ -312,17 +366,22 @@ impl Objects {
             return;
         }
         let mut state = self.pages.state.lock();
-        if state.suspects.iter().any(|suspect| suspect.id == id)
-            || state.watched.iter().any(|file| file.id == id)
-        {
+        if state.suspects.iter().any(|suspect| suspect.id == id) || state.watched.has(id) {
             return;
         }
         let now = Instant::now();
         if let Some(known) = state.opened.iter_mut().find(|file| file.id == id) {
             known.active_at = now;
         } else {
-            if state.opened.len() >= OPENED_MAX {
-                state.opened.pop_front();
+            if state.opened.len() >= OPENED_MAX
+                && let Some(first) = state.opened.pop_front()
+            {
+                if state.waiting.len() >= WAITING_MAX {
+                    state.waiting.pop_front();
+                    state.crowded = true;
+                }
+                state.waiting.push_back(first.id);
+                self.choose(&mut state);
             }
             state.opened.push_back(Opened { id, bytes, active_at: now });
         }
@@ -387,8 +446,7 @@ impl Objects {
             }
         } else if suspects.len() < SUSPECTS_MAX {
             opened.retain(|file| file.id != id);
-            let at = watched.iter().position(|file| file.id == id);
-            let watch = at.map(|at| watched.swap_remove(at).watch);
+            let watch = watched.take(id).map(|file| file.watch);
             let from_bytes = bytes.saturating_sub(unseen_bytes);
             let verdict = match allowance.take(id, size_bytes - from_bytes, &mut is_gone) {
                 true => Verdict::Allowed { from_bytes },
@@ -405,10 +463,14 @@ impl Objects {
                 grown_at: now,
                 active_at: now,
                 watch,
+                seen_open_at: now,
                 verdict,
                 pass_bytes: self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE,
                 probe_bytes: PROBE_BYTES,
             });
+        } else {
+            // It is not known what it has in large pages.
+            state.crowded = true;
         }
         self.choose(state);
     }
@@ -416,7 +478,10 @@ impl Objects {
     /// Mounts what the files ask for.
     fn choose(&self, state: &mut State) {
         let is_small = |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
-        let small = state.suspects.iter().any(is_small) || state.allowance.is_spent();
+        let small = state.suspects.iter().any(is_small)
+            || state.allowance.is_spent()
+            || !state.waiting.is_empty()
+            || state.crowded;
         if small != state.small {
             self.say(self.mount_pages(if small { SMALL } else { LARGE }));
             state.small = small;
@@ -432,6 +497,15 @@ impl Objects {
         for file in std::mem::take(&mut state.opened) {
             self.look_at_opened(state, file);
         }
+        for id in
+            state.waiting.drain(..state.waiting.len().min(WAITING_LOOKED_AT)).collect::<Vec<_>>()
+        {
+            self.look_at_waiting(state, id);
+        }
+        let is_half_empty = state.suspects.len() <= SUSPECTS_MAX / 2
+            && state.watched.len() <= WATCHED_MAX / 2
+            && state.waiting.is_empty();
+        state.crowded &= !is_half_empty;
         let most = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE_MOST;
         let State { suspects, allowance, watched, small, .. } = &mut *state;
         suspects.retain_mut(|suspect| {
@@ -441,13 +515,15 @@ impl Objects {
             }
             stays
         });
-        watched.retain_mut(|file| {
+        let Watched { files, of_watch } = watched;
+        files.retain(|id, file| {
             if file.seen_open_at.elapsed() < QUIET {
                 return true;
             }
             file.seen_open_at = Instant::now();
-            let stays = self.is_open_elsewhere(file.id).unwrap_or(false);
+            let stays = self.is_open_elsewhere(*id).unwrap_or(false);
             if !stays {
+                of_watch.remove(&file.watch);
                 self.pages.forget(file.watch);
             }
             stays
@@ -482,6 +558,30 @@ impl Objects {
         }
     }
 
+    /// A file of a rush: one that nobody has open any more is nobody's concern, the others are watched.
+    fn look_at_waiting(&self, state: &mut State, id: ObjectId) {
+        let is_listed = state.watched.has(id)
+            || state.suspects.iter().any(|suspect| suspect.id == id)
+            || state.opened.iter().any(|file| file.id == id);
+        if is_listed || !self.is_open_elsewhere(id).unwrap_or(false) {
+            return;
+        }
+        let has_place = state.watched.len() < WATCHED_MAX;
+        let watch = has_place.then(|| self.watch(id)).flatten();
+        // After the watch: a write is seen here, or told.
+        match (self.stat(id), watch) {
+            (Err(_), _) => {}
+            (Ok(stat), watch) if has_hole(&stat) => {
+                if let Some(watch) = watch {
+                    self.pages.forget(watch);
+                }
+                self.suspect(state, id, &stat, 0);
+            }
+            (Ok(stat), Some(watch)) => state.watched.put(id, allocated(&stat), watch),
+            (Ok(_), None) => state.crowded = true,
+        }
+    }
+
     /// The kernel tells the next write to a file, or else it is looked at.
     fn watch_opened(&self, state: &mut State, mut file: Opened, bytes: u64) {
         let has_place = state.watched.len() < WATCHED_MAX;
@@ -498,8 +598,7 @@ impl Objects {
         // It may have been written just before.
         let is_same = |stat: ObjectStat| allocated(&stat) == bytes && !has_hole(&stat);
         if self.stat(file.id).is_ok_and(is_same) {
-            let (id, seen_open_at) = (file.id, Instant::now());
-            state.watched.push(Watched { id, bytes, watch, seen_open_at });
+            state.watched.put(file.id, bytes, watch);
             return;
         }
         self.pages.forget(watch);
@@ -543,6 +642,9 @@ impl Objects {
         was_small: bool,
     ) -> bool {
         let id = suspect.id;
+        if suspect.is_told_of() && suspect.seen_open_at.elapsed() < QUIET {
+            return true;
+        }
         let Ok(stat) = self.stat(id) else {
             allowance.give_back(id);
             return false;
@@ -550,6 +652,10 @@ impl Objects {
         let bytes = allocated(&stat);
         self.note_growth(suspect, allowance, bytes, was_small);
         if suspect.grown_at.elapsed() >= QUIET {
+            if suspect.seen_open_at.elapsed() < QUIET {
+                return true;
+            }
+            suspect.seen_open_at = Instant::now();
             let stays = self.is_open_elsewhere(id).unwrap_or(false);
             if !stays {
                 allowance.close(id, bytes);

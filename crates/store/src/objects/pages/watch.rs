@@ -20,7 +20,7 @@ const TOLD_BYTES: usize = 4096;
 const FAILED_PAUSE: Duration = Duration::from_millis(10);
 
 /// A watched file, until its next write.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Watch(i32);
 
 /// What the thread waits for.
