@@ -96,7 +96,7 @@ impl Servers for JobServers {
     }
 
     fn destroy(&self, job: &ServedJob, discard: bool) -> Result<(), ControlError> {
-        let _told = tell_of_waits(&at(job)?);
+        let _told = servers::tell_of_long_waits(&at(job)?).ok();
         let request = LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard };
         let begun = Instant::now();
         loop {

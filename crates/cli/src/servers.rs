@@ -64,6 +64,12 @@ pub fn tell_of_waits(args: &ServerArgs) -> anyhow::Result<ServerWait> {
     Ok(ServerWait::begin(&address, &credential))
 }
 
+/// The same for a wait that may be long: from time to time it is said again.
+pub fn tell_of_long_waits(args: &ServerArgs) -> anyhow::Result<ServerWait> {
+    let (address, credential) = credential_for(args, None)?;
+    Ok(ServerWait::begin_long(&address, &credential))
+}
+
 /// A connection to a server's ledger.
 pub struct Server {
     ledger: Ledger,

@@ -159,6 +159,8 @@ fn a_committed_tree_is_verified_against_its_manifest() {
     let (ok, said) = verify(&["--json"]);
     let told: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(ok && told["sound"] == true && told["files"] == 6, "{told}");
+    let entries = told["entries"].as_u64().unwrap();
+    assert!(entries > 6 && told["other_entries"] == entries - 6, "{told}");
 
     // One byte, a mode, a link, a file too few and two too many.
     let text = std::fs::read(place.join("deep/rank.0")).unwrap();

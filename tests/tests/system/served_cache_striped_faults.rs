@@ -281,6 +281,10 @@ fn an_unmount_of_a_cache_waits_for_its_stopped_server_and_keeps_its_time() {
             assert!(said.contains("\"errno\":110") && said.contains(&go_on), "{part}: {said}");
             assert!(command == "wait" || said.contains("it stays mounted"), "{part}: {said}");
         }
+        let no_wait = ["umount", "--json", "--no-wait", point.as_str()];
+        let (ok, said) = try_run_for(&mut served.forebay(&no_wait), LIMIT);
+        assert!(!ok && is_mounted(), "part {part}: {said}");
+        assert!(said.contains("it stays mounted"), "part {part}: {said}");
         let mut umount = served.forebay(&["umount", &point]);
         let (ok, said) = std::thread::scope(|scope| {
             let waits = scope.spawn(move || try_run_for(&mut umount, LIMIT));

@@ -81,6 +81,9 @@ fn drain(
             let said = (!has_given_up).then(|| error.to_string());
             Err(time_is_over(mount, said.or_else(|| silent.told()).or_else(|| stopped(mount))))
         }
+        Err(error) if args.no_wait && Cached::is_of_silent_server(&error) => {
+            Err(not_waited_for(mount, &error))
+        }
         Err(error) => Err(error),
     }
 }
@@ -140,9 +143,30 @@ pub(super) fn stopped(mount: &MountRef) -> Option<String> {
 
 /// The time is over; `who`: which server is silent, in the words of who asked it.
 pub(super) fn waits_for(who: &str) -> String {
-    // Who it is about is told, not that it was asked.
-    let about = ["ask ", "connect to "].iter().find_map(|asks| who.strip_prefix(asks));
-    format!("the time is over, and it is not drained: it waits for {}", about.unwrap_or(who))
+    format!("the time is over, and it is not drained: it waits for {}", about(who))
+}
+
+/// Who it is about that was asked, not that it was asked.
+fn about(who: &str) -> &str {
+    ["ask ", "connect to "].iter().find_map(|asks| who.strip_prefix(asks)).unwrap_or(who)
+}
+
+/// A server did not answer, and the command is not to wait; `error`: what was found out about it.
+fn not_waited_for(mount: &MountRef, error: &ControlError) -> ControlError {
+    let said = error.to_string();
+    let why = format!("whether it is drained is not known: that waits for {}", about(&said));
+    ControlError::new("unmount", Some(&mount.mount_point), &why)
+        .errno(error.errno.unwrap_or(libc::ETIMEDOUT))
+        .hint(&stays_mounted(mount, "--no-wait"))
+}
+
+/// What becomes of a cache whose server did not answer; `option`: the one by which that is not waited for.
+fn stays_mounted(mount: &MountRef, option: &str) -> String {
+    let point = PathBytes::new(mount.mount_point.as_os_str().as_bytes()).shell_word();
+    format!(
+        "it stays mounted; without {option} this command waits for that, `forebay umount --force {point}` does not: what is \
+         not drained then stays with the server, which drains it when it goes on"
+    )
 }
 
 /// The time is over without an answer; `who`: which server is silent, as far as it is known.
@@ -154,10 +178,9 @@ fn time_is_over(mount: &MountRef, who: Option<String>) -> ControlError {
             "the time is over, and it is not drained: no answer of its servers came (`forebay status {point}` names them)"
         ),
     };
-    ControlError::new("unmount", Some(&mount.mount_point), &why).errno(libc::ETIMEDOUT).hint(&format!(
-        "it stays mounted; without --timeout this command waits for that, `forebay umount --force {point}` does not: what is \
-         not drained then stays with the server, which drains it when it goes on"
-    ))
+    ControlError::new("unmount", Some(&mount.mount_point), &why)
+        .errno(libc::ETIMEDOUT)
+        .hint(&stays_mounted(mount, "--timeout"))
 }
 
 #[cfg(test)]
@@ -186,5 +209,21 @@ mod tests {
         let text = time_is_over(&mount(), None).to_string();
         assert!(text.contains("`forebay status '/m a'` names them"), "{text}");
         assert_eq!(stopped(&mount()), None);
+    }
+
+    #[test]
+    fn an_unmount_that_does_not_wait_for_a_silent_server_says_that_it_stays_mounted() {
+        let silent = ControlError::new("ask the server n1:7", None, "its process 9 is stopped")
+            .errno(libc::EHOSTDOWN);
+        let error = not_waited_for(&mount(), &silent);
+        assert_eq!(error.errno, Some(libc::EHOSTDOWN));
+        let text = error.to_string();
+        for said in [
+            "whether it is drained is not known: that waits for the server n1:7: its process 9",
+            "it stays mounted; without --no-wait",
+            "`forebay umount --force '/m a'`",
+        ] {
+            assert!(text.contains(said), "{text}");
+        }
     }
 }

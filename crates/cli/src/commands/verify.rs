@@ -60,6 +60,13 @@ struct Tail {
     manifest_crc32c: String,
 }
 
+impl Tail {
+    /// Entries that are no regular files.
+    fn other_entries(&self) -> u64 {
+        self.entries.saturating_sub(self.files)
+    }
+}
+
 /// A manifest that is whole.
 struct Manifest {
     head: Head,
@@ -341,6 +348,7 @@ fn tell(args: &VerifyArgs, manifest: &Manifest, found: &Findings) -> anyhow::Res
             "version": manifest.head.version,
             "entries": tail.entries,
             "files": tail.files,
+            "other_entries": tail.other_entries(),
             "bytes": tail.bytes,
             "sound": found.is_sound(),
             "missing": found.missing,
@@ -359,7 +367,7 @@ fn tell(args: &VerifyArgs, manifest: &Manifest, found: &Findings) -> anyhow::Res
         "{}: version {}, {}",
         args.directory.display(),
         manifest.head.version,
-        entries_text(tail.files, tail.bytes, tail.entries.saturating_sub(tail.files))
+        entries_text(tail.files, tail.bytes, tail.other_entries())
     );
     match found.is_sound() {
         true => print(&format!("{head}: as committed (read through the page cache)")),

@@ -134,6 +134,9 @@ fn meant(mounts: &[(&Path, Told)], plans: &[PlanId]) -> Result<Option<usize>, Us
     if may_be.len() < 2 && !any_silent {
         return Ok(may_be.first().copied());
     }
+    if let [only] = may_be[..] {
+        return Err(Usage(only_silent(mounts[only].0, mounts.len() > 1, plans)));
+    }
     let names: Vec<_> = may_be
         .iter()
         .map(|at| {
@@ -151,6 +154,19 @@ fn meant(mounts: &[(&Path, Told)], plans: &[PlanId]) -> Result<Option<usize>, Us
         })
         .collect();
     Err(Usage(format!("several buffers are mounted, name one: {}", names.join(" or "))))
+}
+
+/// Only the mount at `point` may be meant, and did not answer; `has_others`: those that answered do not have the plans.
+fn only_silent(point: &Path, has_others: bool, plans: &[PlanId]) -> String {
+    let mount = shell_word(point);
+    let others = match plans {
+        [one] if has_others => format!(", and no other one has plan {one}"),
+        [_, _, ..] if has_others => ", and no other one has these plans".to_string(),
+        _ => String::new(),
+    };
+    // `events` has no such option.
+    let name = if plans.is_empty() { mount.clone() } else { named(point) };
+    format!("the mount {mount} did not answer{others}: name it to ask it alone: {name}")
 }
 
 /// The mounts whose processes greet, and have no time after `until`, and those that are silent, which are told.
@@ -236,7 +252,15 @@ mod tests {
         assert_eq!(one(&[HasNot, HasNot]), refused("--buffer /a or --buffer /b"));
         let names = "--buffer /a (it has plan 7) or --buffer /c (it did not answer)";
         assert_eq!(one(&[Has, HasNot, Nothing]), refused(names));
-        assert_eq!(one(&[HasNot, Nothing]), refused("--buffer /b (it did not answer)"));
+        let silent = |text: &str| Err::<Option<usize>, _>(text.to_string());
+        let said = "the mount /b did not answer, and no other one has plan 7: name it to ask it alone: --buffer /b";
+        assert_eq!(one(&[HasNot, Nothing]), silent(said));
+        let said = "the mount /b did not answer, and no other one has these plans: name it to ask it alone: --buffer /b";
+        assert_eq!(told(&[HasNot, Nothing], &plans), silent(said));
+        let said = "the mount /a did not answer: name it to ask it alone: --buffer /a";
+        assert_eq!(one(&[Nothing]), silent(said));
+        let said = "the mount /a did not answer: name it to ask it alone: /a";
+        assert_eq!(told(&[Nothing], &[]), silent(said));
         let names = "--buffer /a (it has these plans) or --buffer /b (it did not answer)";
         assert_eq!(told(&[Has, Nothing], &plans), refused(names));
         // Of a command that acts on no plan.

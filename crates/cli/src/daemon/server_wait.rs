@@ -18,10 +18,12 @@ use forebay_proto::metrics::Unheard;
 use forebay_proto::net::auth::Purpose;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause before each look. With the greeting a server that is stopped is told of after some 3 s.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
+/// Pause before a reason is told again that still holds, to who waits for long.
+const AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// A server that runs greets within this time.
 const GREET_LIMIT: Duration = Duration::from_secs(1);
 /// Most other servers that are named at once.
@@ -87,21 +89,38 @@ impl ServerWait {
     /// other server it waits for, each reason once.
     pub fn begin(address: &ServerAddress, credential: &Credential) -> ServerWait {
         let (address, credential) = (address.clone(), credential.clone());
-        ServerWait::looking(move || why_no_answer(&address, &credential), say_once)
+        ServerWait::looking(move || why_no_answer(&address, &credential), None, say_once)
+    }
+
+    /// The same for a wait that may be long: every [`AGAIN_AFTER`] it is told again.
+    pub fn begin_long(address: &ServerAddress, credential: &Credential) -> ServerWait {
+        let (address, credential) = (address.clone(), credential.clone());
+        let mut told: Option<String> = None;
+        let say = move |why: &str| {
+            if told.as_deref() == Some(why) {
+                say(why);
+            } else {
+                told = Some(why.to_string());
+                say_once(why);
+            }
+        };
+        let look = move || why_no_answer(&address, &credential);
+        ServerWait::looking(look, Some(AGAIN_AFTER), say)
     }
 
     /// The same for a mount that begins, and for the other servers of its buffer.
     pub(super) fn of_mount(target: &Target, say: impl FnMut(&str) + Send + 'static) -> ServerWait {
         let target = target.clone();
-        ServerWait::looking(move || why_mount_waits(&target), say)
+        ServerWait::looking(move || why_mount_waits(&target), None, say)
     }
 
     fn looking(
         look: impl Fn() -> Option<String> + Send + 'static,
+        again: Option<Duration>,
         say: impl FnMut(&str) + Send + 'static,
     ) -> ServerWait {
         let (waits, ended) = channel();
-        let tell = move || tell_while(&ended, LOOK_PAUSE, look, say);
+        let tell = move || tell_while(&ended, (LOOK_PAUSE, again), look, say);
         match std::thread::Builder::new().name("server-wait".into()).spawn(tell) {
             Ok(_) => ServerWait { _waits: Some(waits) },
             Err(error) => {
@@ -112,20 +131,23 @@ impl ServerWait {
     }
 }
 
-/// Looks again and again until the wait has ended.
+/// Looks again and again until the wait has ended, with a pause before each look. `again`: time after which a reason is told again.
 fn tell_while(
     ended: &Receiver<()>,
-    pause: Duration,
+    (pause, again): (Duration, Option<Duration>),
     look: impl Fn() -> Option<String>,
     mut say: impl FnMut(&str),
 ) {
-    let mut told = None;
+    let mut told: Option<(String, Instant)> = None;
     while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
         let Some(why) = look() else { continue };
         let waits = ended.try_recv() == Err(TryRecvError::Empty);
-        if waits && told.as_ref() != Some(&why) {
+        let is_known = told.as_ref().is_some_and(|(what, at)| {
+            *what == why && again.is_none_or(|again| at.elapsed() < again)
+        });
+        if waits && !is_known {
             say(&why);
-            told = Some(why);
+            told = Some((why, Instant::now()));
         }
     }
 }
@@ -133,8 +155,12 @@ fn tell_while(
 /// Tells it to who runs the command, unless that was done a moment ago.
 fn say_once(why: &str) {
     if said::is_new(why) {
-        eprintln!("forebay: {}", visible(why));
+        say(why);
     }
+}
+
+fn say(why: &str) {
+    eprintln!("forebay: {}", visible(why));
 }
 
 fn why_no_answer(address: &ServerAddress, credential: &Credential) -> Option<String> {
@@ -260,12 +286,32 @@ mod tests {
         let looks = std::thread::spawn(move || {
             let look = || Some("why".to_string());
             let say = |why: &str| tell.send(why.to_string()).unwrap();
-            tell_while(&ended, Duration::from_millis(1), look, say);
+            tell_while(&ended, (Duration::from_millis(1), None), look, say);
         });
         assert_eq!(told.recv().unwrap(), "why");
         std::thread::sleep(Duration::from_millis(20));
         drop(waits);
         looks.join().unwrap();
         assert!(told.recv().is_err(), "told twice");
+    }
+
+    #[test]
+    fn a_reason_is_told_again_to_who_waits_for_long() {
+        const AGAIN: Duration = Duration::from_millis(20);
+        let (waits, ended) = channel::<()>();
+        let (tell, told) = channel();
+        let begun = Instant::now();
+        let looks = std::thread::spawn(move || {
+            let look = || Some("why".to_string());
+            // Who has heard enough does not listen any more.
+            let say = |why: &str| drop(tell.send(why.to_string()));
+            tell_while(&ended, (Duration::from_millis(1), Some(AGAIN)), look, say);
+        });
+        for _ in 0..3 {
+            assert_eq!(told.recv().unwrap(), "why");
+        }
+        assert!(begun.elapsed() >= AGAIN * 2, "{:?}", begun.elapsed());
+        drop(waits);
+        looks.join().unwrap();
     }
 }

@@ -89,13 +89,23 @@ fn a_plan_of_a_silent_mount_is_not_taken_for_that_of_another_one() {
         &["commit", "--status", "1"],
     ];
     // At once: each waits for the silent one.
-    let running = commands.map(|command| {
+    let begin = |command: &[&str]| {
         let mut ask = Command::new(crate::common::program());
         ask.args(command).current_dir(rig.base()).stdout(Stdio::piped()).stderr(Stdio::piped());
         ask.spawn().unwrap()
-    });
+    };
+    let running = commands.map(begin);
+    // That of no mount which answers.
+    let of_none = begin(&["stage", "cancel", "7"]);
     let said = running.map(|asks| asks.wait_with_output().unwrap());
+    let of_none = of_none.wait_with_output().unwrap();
     signal(pid, libc::SIGCONT);
+    let message = failure(&of_none, 2);
+    let [silent, answers] = [&rig, &other].map(|of| format!("--buffer {}", of.mnt.display()));
+    assert!(message.contains(&silent) && !message.contains(&answers), "{message}");
+    // Mounts of other tests may be silent as well.
+    let is_alone = message.contains("no other one has plan 7: name it to ask it alone");
+    assert!(is_alone || message.contains(" or --buffer "), "{message}");
     for (command, output) in commands.iter().zip(&said) {
         let message = failure(output, 2);
         let known = format!("--buffer {} (it has plan 1)", other.mnt.display());

@@ -50,7 +50,15 @@ fn text(state: &TreeState) -> String {
     text
 }
 
-/// Drains the cache that is mounted, and waits for its end.
+/// What another signal does.
+fn explanation(signal: Signal) -> String {
+    format!(
+        "{}: the cache drains to the PFS; once more ends this wait and keeps the buffer, with a message how to go on",
+        signal_name(signal)
+    )
+}
+
+/// Drains the cache that is mounted, and waits for its end. The first signal is explained, and the second ends the wait.
 pub(super) fn drain(mount_point: &Path, signals: &Signals, console: &Console) -> StepSummary {
     let mut summary = StepSummary::new(Step::DataOut);
     let begun = Instant::now();
@@ -59,7 +67,9 @@ pub(super) fn drain(mount_point: &Path, signals: &Signals, console: &Console) ->
     let mut first = None;
     loop {
         let flush = asked.is_none_or(|at| at.elapsed() >= ASK_AGAIN);
-        match ask(mount_point, flush) {
+        let answer = ask(mount_point, flush);
+        let is_silent = answer.is_err();
+        match answer {
             Ok(state) => {
                 heard = Instant::now();
                 if flush {
@@ -105,7 +115,13 @@ pub(super) fn drain(mount_point: &Path, signals: &Signals, console: &Console) ->
         }
         match signals.wait(LOOK_EVERY) {
             Ok(Some(signal)) if signal != Signal::CHILD => {
-                return summary.ending(Ended::Interrupted, signal_name(signal));
+                if is_silent && signals.while_silent(signal) {
+                    continue;
+                }
+                if !signals.is_first() {
+                    return summary.ending(Ended::Interrupted, signal_name(signal));
+                }
+                console.step(Step::DataOut, &explanation(signal));
             }
             Ok(_) => {}
             Err(error) => return summary.ending(Ended::Failed, error.to_string()),

@@ -1,5 +1,5 @@
 //! A signal that comes while `forebay run --resume` or `--discard` waits for a server, a mount or a command: the command ends, says
-//! that the job is left, and how to go on.
+//! that the job is left, and how to go on. In data-out of a `forebay run` the first one says what another one does, which is that.
 //!
 //! Every step is on record before it is taken, so that such a command may end at any moment. Calls that wait for a server
 //! cannot be cut short: another thread looks for signals that nobody reads, and ends the process. Those that are read belong
@@ -14,6 +14,7 @@ use super::signals::{Unread, signal_name};
 use super::words::shell_word;
 use rustix::process::Signal;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
@@ -44,6 +45,10 @@ pub(super) struct Leaving {
     /// The job's record, as a shell takes it.
     record: String,
     phase: Mutex<Phase>,
+    /// See [`Leaving::on_second`].
+    explained: Option<Arc<AtomicBool>>,
+    /// Signals that steps have read.
+    read: AtomicU64,
 }
 
 impl Leaving {
@@ -57,7 +62,40 @@ impl Leaving {
                 Some(_) => Phase::GivenUp,
                 None => Phase::Kept,
             }),
+            explained: None,
+            read: AtomicU64::new(0),
         }
+    }
+
+    /// The same, where the first signal is only told what a second one does. `explained`: whether that was done, by whoever read it.
+    pub(super) fn on_second(self, explained: Arc<AtomicBool>) -> Leaving {
+        Leaving { explained: Some(explained), ..self }
+    }
+
+    /// A step has read a signal: what is unread now came after it.
+    pub(super) fn note_read(&self) {
+        self.read.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A signal came while a call waits, or while a step waits for who does not answer: the process ends, unless that is to be
+    /// explained first.
+    pub(super) fn waiting(&self, signal: Signal) {
+        match &self.explained {
+            Some(explained) if !explained.swap(true, Ordering::Relaxed) => {
+                let (name, text) = (signal_name(signal), self.explanation());
+                Console::new().say(&format!("forebay: {}: {name}: {text}", self.job));
+            }
+            _ => self.leave(signal),
+        }
+    }
+
+    fn explanation(&self) -> String {
+        let Leaving { called, record, .. } = self;
+        format!(
+            "the results are to be copied to the PFS, and no answer of a server or mount has come for that yet; once more leaves the \
+             job as it is, with its buffer and its record. To finish it then:\n  {called} run --resume {record}\nTo give it \
+             up:\n  {called} run --discard {record}"
+        )
     }
 
     /// Puts on record that the job is given up: from then on there is nothing to finish. What is said of it is what its record says.
@@ -129,15 +167,20 @@ pub(super) fn watch(leaving: &Arc<Leaving>) -> std::io::Result<()> {
 }
 
 fn leave_on_unread(unread: &Unread, leaving: &Weak<Leaving>) {
-    while leaving.strong_count() > 0 {
+    let read = || leaving.upgrade().map(|leaving| leaving.read.load(Ordering::Relaxed));
+    while let Some(before) = read() {
         match unread.is_there(LOOK_INTERVAL) {
             Ok(false) => continue,
             Ok(true) => std::thread::sleep(UNREAD_MAX),
             Err(error) => return no_longer(&error),
         }
         let Some(leaving) = leaving.upgrade() else { return };
+        if leaving.read.load(Ordering::Relaxed) != before {
+            // A step reads them. What is there now may have come just now.
+            continue;
+        }
         match unread.take() {
-            Ok(Some(signal)) => leaving.leave(signal),
+            Ok(Some(signal)) => leaving.waiting(signal),
             Ok(None) => {}
             Err(error) => return no_longer(&error),
         }
@@ -159,6 +202,8 @@ mod tests {
             called: "forebay".into(),
             record: "/w/job-1/job.json".into(),
             phase: Mutex::new(Phase::Kept),
+            explained: None,
+            read: AtomicU64::new(0),
         }
     }
 
@@ -186,5 +231,20 @@ mod tests {
         assert_eq!(leaving.ending(|| Ok::<_, ()>(())), Ok(()));
         // It would end this process otherwise.
         leaving.leave(Signal::INT);
+    }
+
+    #[test]
+    fn the_first_signal_in_data_out_is_told_what_the_second_does() {
+        let explained = Arc::new(AtomicBool::new(false));
+        let leaving = leaving().on_second(Arc::clone(&explained));
+        let text = leaving.explanation();
+        for said in
+            ["once more leaves the job as it is", "run --resume /w/job-1", "run --discard /w"]
+        {
+            assert!(text.contains(said), "{text}");
+        }
+        // It would end this process if it were the second.
+        leaving.waiting(Signal::TERM);
+        assert!(explained.load(Ordering::Relaxed));
     }
 }

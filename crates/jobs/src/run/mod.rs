@@ -592,7 +592,20 @@ impl Machine {
         }
     }
 
+    /// Signals that come while nobody answers are acted on; a job that was resumed does that already.
+    fn leave_on_second(&mut self) {
+        if self.resumed {
+            return;
+        }
+        let called = &self.program.called;
+        if let Err(error) = self.signals.leave_on_second(&self.record, &self.dir, called) {
+            let text = format!("signals are not looked for while a call waits: {error}");
+            self.console.step(Step::DataOut, &text);
+        }
+    }
+
     fn data_out(&mut self) -> StepSummary {
+        self.leave_on_second();
         let mut summary = match self.record.request.cache {
             Some(_) => {
                 let point = self.record.mount_point();
@@ -601,6 +614,9 @@ impl Machine {
             }
             None => self.stage(Direction::Out),
         };
+        if !self.resumed {
+            self.signals.no_longer_leave();
+        }
         if summary.ended != Ended::Ok {
             summary.detail += "; the buffer is kept";
         }
@@ -659,6 +675,8 @@ impl Machine {
         if let Some(text) = outcome.exit_text(self.record.exit) {
             self.console.say(&format!("forebay: {text}"));
         }
+        // It would end the process before the summary is printed.
+        self.signals.forget_unread();
         Finished {
             job: self.record.id.clone(),
             outcome,

@@ -18,6 +18,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What is read instead of being delivered.
@@ -31,6 +32,8 @@ pub struct Signals {
     held: Cell<Option<Signal>>,
     /// See [`Signals::leave_when_waiting`].
     leaving: Option<Arc<Leaving>>,
+    /// In data-out: a signal came, and what another one does was told.
+    explained: Arc<AtomicBool>,
 }
 
 /// Signals that nobody has read yet, but those of children.
@@ -141,7 +144,8 @@ impl Signals {
         if rc != 0 {
             return Err(io::Error::from_raw_os_error(rc));
         }
-        Ok(Signals { fd: descriptor(&set)?, held: Cell::new(None), leaving: None })
+        let explained = Arc::new(AtomicBool::new(false));
+        Ok(Signals { fd: descriptor(&set)?, held: Cell::new(None), leaving: None, explained })
     }
 
     /// From now on a signal that no step acts on, because a call waits, ends the process: it says that the job in `dir` is left,
@@ -155,10 +159,52 @@ impl Signals {
         dir: &Path,
         called: &str,
     ) -> io::Result<()> {
-        let leaving = Arc::new(Leaving::of(record, dir, called));
+        self.leave_as(Leaving::of(record, dir, called))
+    }
+
+    /// The same for data-out of a `forebay run`: the first such signal is told what a second one does, and only that one ends the
+    /// process. Until [`Signals::no_longer_leave`].
+    ///
+    /// # Errors
+    /// As [`Signals::leave_when_waiting`].
+    pub(super) fn leave_on_second(
+        &mut self,
+        record: &JobRecord,
+        dir: &Path,
+        called: &str,
+    ) -> io::Result<()> {
+        let leaving = Leaving::of(record, dir, called);
+        self.leave_as(leaving.on_second(Arc::clone(&self.explained)))
+    }
+
+    fn leave_as(&mut self, leaving: Leaving) -> io::Result<()> {
+        let leaving = Arc::new(leaving);
         leaving::watch(&leaving)?;
         self.leaving = Some(leaving);
         Ok(())
+    }
+
+    /// From now on no signal ends the process.
+    pub(super) fn no_longer_leave(&mut self) {
+        self.leaving = None;
+    }
+
+    /// True once: the signal that was just read is the first of data-out, and is to be explained.
+    pub(super) fn is_first(&self) -> bool {
+        !self.explained.swap(true, Ordering::Relaxed)
+    }
+
+    /// Acts on a signal that a step has read while it waits for who does not answer, as on one that nobody has read; false if
+    /// signals are not to end the process.
+    pub(super) fn while_silent(&self, signal: Signal) -> bool {
+        let Some(leaving) = &self.leaving else { return false };
+        leaving.waiting(signal);
+        true
+    }
+
+    /// Takes what has come and nobody has read: at the end of a job there is nothing left that it could stop.
+    pub(super) fn forget_unread(&self) {
+        while matches!(read(&self.fd), Ok(Some(_))) {}
     }
 
     /// True if this signal is to end the process ([`Signals::leave_when_waiting`]).
@@ -202,10 +248,14 @@ impl Signals {
         if let Some(signal) = self.held.take() {
             return Ok(Some(signal));
         }
-        match is_readable(&self.fd, limit)? {
-            true => read(&self.fd),
-            false => Ok(None),
+        if !is_readable(&self.fd, limit)? {
+            return Ok(None);
         }
+        let signal = read(&self.fd)?;
+        if let (Some(leaving), Some(_)) = (&self.leaving, signal.filter(|s| *s != Signal::CHILD)) {
+            leaving.note_read();
+        }
+        Ok(signal)
     }
 }
 

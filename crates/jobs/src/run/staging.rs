@@ -463,13 +463,14 @@ impl Stager<'_> {
 
     /// Waits for a plan, showing its progress.
     fn wait(&mut self, plans: &mut dyn Plans, plan: PlanId, step: Step, name: &str) -> LineEnd {
-        let mut asked = false;
         let mut pause = FIRST_LOOK;
         let mut heard = Instant::now();
         let mut last = None;
         let mut waited_for = WaitedFor::default();
         loop {
-            match plans.status(plan) {
+            let answer = plans.status(plan);
+            let is_silent = answer.is_err();
+            match answer {
                 Ok(status) => {
                     heard = Instant::now();
                     match status.state {
@@ -499,8 +500,10 @@ impl Stager<'_> {
             };
             pause = LOOK_INTERVAL;
             let Some(signal) = signal else { continue };
-            if step == Step::DataOut && !asked {
-                asked = true;
+            if step == Step::DataOut && is_silent && self.signals.while_silent(signal) {
+                continue;
+            }
+            if step == Step::DataOut && self.signals.is_first() {
                 let text = format!(
                     "{}: the results are being copied to the PFS; once more stops the copy and \
                      keeps the buffer, with a message how to go on",

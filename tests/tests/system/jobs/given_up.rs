@@ -116,6 +116,9 @@ fn a_discard_whose_server_was_killed_says_that_the_job_is_given_up_and_what_is_l
         assert!(failed.err.contains(said), "not said: {said}\n{}", failed.err);
     }
     assert!(!failed.err.contains("run --resume"), "{}", failed.err);
+    // Nobody waits in silence: it is said again every 30 s.
+    let waits = format!("waiting for the server {}: nothing answers", site.tcp);
+    assert!(failed.err.matches(&waits).count() >= 2, "{}", failed.err);
     let summary = failed.summary();
     assert_eq!((&summary["outcome"], &summary["discard"]), (&"given-up".into(), &record.into()));
     assert!(summary["left"].is_string(), "{summary}");

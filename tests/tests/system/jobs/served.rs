@@ -502,6 +502,78 @@ fn a_signal_ends_a_resume_or_discard_that_waits_for_its_server_and_leaves_the_jo
     site.assert_clean();
 }
 
+/// A job in data-out whose script has sent this signal to the server.
+fn in_data_out(site: &Site, number: i32) -> Child {
+    let body = format!(
+        "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; sync results/x; cd /; kill -{number} {}",
+        site.pid.get()
+    );
+    let script = site.place.script(&[STRIPED, OUT], &body);
+    let running = site.start(&script, "", &[]);
+    let is_there = |path: &std::path::PathBuf| {
+        // It is written anew for each step.
+        let record = fs::read(path).unwrap_or_default();
+        serde_json::from_slice::<Value>(&record).is_ok_and(|record| record["step"] == "data-out")
+    };
+    until("the job is in data-out", || site.records().iter().any(is_there));
+    running
+}
+
+/// How soon a signal is told or ends the command; a busy machine may take longer.
+const SOON: Duration = Duration::from_millis(1_500);
+/// What the first signal in data-out is told while the server does not answer, or answers.
+const EXPLAINED: [&str; 2] = ["once more leaves the job as it is", "once more stops the copy"];
+
+#[test]
+fn a_second_signal_in_data_out_leaves_a_job_whose_server_does_not_answer() {
+    let site = Site::new(0);
+    for (server, number) in [(libc::SIGKILL, libc::SIGTERM), (libc::SIGSTOP, libc::SIGINT)] {
+        let mut running = in_data_out(&site, server);
+        std::thread::sleep(SOON);
+        signal(running.id() as i32, number);
+        std::thread::sleep(SOON);
+        assert!(running.try_wait().unwrap().is_none(), "the first one ended it");
+        signal(running.id() as i32, number);
+        let begun = Instant::now();
+        let left = Run::wait(running);
+        let took = begun.elapsed();
+        if server == libc::SIGKILL {
+            site.kill_server();
+            site.start_server();
+        } else {
+            signal(site.pid.get(), libc::SIGCONT);
+        }
+        let left = left.expect(128 + number);
+        assert!(took < SOON, "{took:?}: {}", left.err);
+        for said in [EXPLAINED[0], "the job is left as it is", "run --resume", "run --discard"] {
+            assert!(left.err.contains(said), "not said: {said}\n{}", left.err);
+        }
+        let record = site.records().pop().expect("the record is left");
+        Run::wait(site.resume(record.to_str().unwrap())).expect(0);
+        let results = site.place.pfs("results");
+        assert_eq!(fs::read(results.join("x")).unwrap(), b"x\n");
+        fs::remove_dir_all(results).unwrap();
+        site.assert_clean();
+    }
+}
+
+#[test]
+fn a_job_that_was_sent_one_signal_in_data_out_goes_on_with_its_server_and_prints_its_summary() {
+    let site = Site::new(0);
+    let mut running = in_data_out(&site, libc::SIGKILL);
+    std::thread::sleep(SOON);
+    signal(running.id() as i32, libc::SIGTERM);
+    std::thread::sleep(SOON);
+    assert!(running.try_wait().unwrap().is_none(), "the signal ended it");
+    site.kill_server();
+    site.start_server();
+    let run = Run::wait(running).expect(0);
+    assert!(EXPLAINED.iter().any(|said| run.err.contains(said)), "{}", run.err);
+    assert_eq!(run.summary()["outcome"], "done", "{}", run.err);
+    assert_eq!(fs::read(site.place.pfs("results/x")).unwrap(), b"x\n");
+    site.assert_clean();
+}
+
 /// A server that does not run is told once, by its address, also where it is asked again and again.
 #[test]
 fn a_job_that_is_resumed_tells_that_its_server_does_not_run() {
