@@ -45,6 +45,9 @@ pub(crate) struct Flash {
     /// How often a map was written.
     #[cfg(test)]
     pub map_writes: AtomicU64,
+    /// How much data was read, in bytes.
+    #[cfg(test)]
+    pub read_bytes: AtomicU64,
 }
 
 fn name_of(key: Key) -> Vec<u8> {
@@ -67,6 +70,8 @@ impl Flash {
             unreadable: AtomicBool::new(false),
             #[cfg(test)]
             map_writes: AtomicU64::new(0),
+            #[cfg(test)]
+            read_bytes: AtomicU64::new(0),
         }
     }
 
@@ -341,6 +346,8 @@ impl Flash {
         if self.unreadable.load(Ordering::Relaxed) {
             return Err(Errno::EIO);
         }
+        #[cfg(test)]
+        self.read_bytes.fetch_add(buffer.len() as u64, Ordering::Relaxed);
         self.names.on_object(ino, self.objects().read(ObjectId::whole(ino), offset, buffer))
     }
 

@@ -63,6 +63,9 @@ impl Job {
 
 /// Entries of the map that are written down at a time.
 const ENTRIES_AT_ONCE: usize = 512;
+/// Most blocks (64 GiB) among which a drain notes holes: each takes 8 bytes of the map on flash and 16 bytes of memory. Those of
+/// a larger file drain once more.
+const HOLES_MOST: u64 = 1 << 19;
 
 fn io(what: &'static str) -> impl Fn(rustix::io::Errno) -> Failed {
     move |e| failed(errno(e), what)
@@ -71,6 +74,11 @@ fn io(what: &'static str) -> impl Fn(rustix::io::Errno) -> Failed {
 /// What is dirty and here.
 fn to_drain(entry: &Entry) -> bool {
     entry.has(bits::DIRTY) && !entry.has(bits::FRESH)
+}
+
+/// True for a block of which the map says nothing, and which a drain did not write.
+fn is_left_out(state: &FileState, job: &Job, block: u64) -> bool {
+    state.map.get(block).bits == 0 && job.blocks.binary_search(&block).is_err()
 }
 
 /// Brings dirty files to the PFS.
@@ -589,6 +597,7 @@ impl Publisher {
         let drained: Vec<u64> = job.blocks.iter().copied().filter(|b| clean.contains(b)).collect();
         self.make_clean(file, &mut state, &drained).map_err(at("write the map on flash"))?;
         forebay_failpoint::step("drained blocks are clean");
+        self.note_holes(file, &mut state, job, limit);
         let left = state.record.whole || state.map.dirty() > 0 || resized;
         let end = |record: &mut Record| {
             record.failure = None;
@@ -628,6 +637,33 @@ impl Publisher {
             at += run;
         }
         Ok(())
+    }
+
+    /// What this drain has not written behind what counted of the PFS file before is zeros there: it has begun with a file that
+    /// ended there. Of a file that a kernel may write this is noted, up to `limit`: what stays a hole here is neither read nor
+    /// sent by the next drains.
+    fn note_holes(&self, file: &CacheFile, state: &mut FileState, job: &Job, limit: u64) {
+        let first = job.fetch_limit.div_ceil(BLOCK_BYTES);
+        let end = limit.div_ceil(BLOCK_BYTES);
+        if !state.record.whole || end.saturating_sub(first) > HOLES_MOST {
+            return;
+        }
+        let hole = Entry::of(b"");
+        let mut block = first;
+        while block < end {
+            let run = (block..end).take(ENTRIES_AT_ONCE);
+            let run = run.take_while(|block| is_left_out(state, job, *block)).count();
+            if run == 0 {
+                block += 1;
+                continue;
+            }
+            if let Err(error) = state.put(&self.flash, file, block, &vec![hole; run]) {
+                // A full flash, perhaps: the next drain reads and sends them.
+                tracing::debug!(ino = %file.ino, %error, "the holes of a file are not noted");
+                return;
+            }
+            block += run as u64;
+        }
     }
 
     pub(crate) fn save(

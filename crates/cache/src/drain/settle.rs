@@ -3,7 +3,8 @@
 //!
 //! Invariant: a file stops being `whole` only if no kernel has it open any more, and it did not change
 //! while it was read. Blocks that are as the PFS has them (their XXH3 is that of the clean entry; a CRC does not tell, see
-//! [`super::super::map`]) stay clean, so that only what was written drains.
+//! [`super::super::map`]) stay clean, so that only what was written drains. A hole is not read: it stays clean where the entry
+//! says that the PFS has zeros, which the drain has noted of what it did not write (`publish`).
 
 mod sums;
 
@@ -41,6 +42,37 @@ pub(crate) enum Settled {
 
 /// Entries that are written down at a time.
 const ENTRIES_AT_ONCE: usize = 512;
+
+/// True for a block that the PFS has as its entry says.
+fn is_clean(entry: &Entry) -> bool {
+    entry.bits & (bits::PRESENT | bits::DIRTY | bits::OPEN) == bits::PRESENT
+}
+
+/// Tells of which blocks the PFS has zeros. It makes the checksum of zeros once for each length in a row.
+#[derive(Default)]
+struct Zeros {
+    bytes: Vec<u8>,
+    /// Length and XXH3 of an entry that is zeros.
+    known: Option<(u32, u64)>,
+}
+
+impl Zeros {
+    /// Whether it is known that the PFS has zeros in a block with this entry.
+    fn are_on_pfs(&mut self, entry: &Entry) -> bool {
+        let this = (entry.len, entry.xxh3);
+        if !is_clean(entry) || entry.xxh3 == 0 {
+            return false;
+        }
+        if self.known != Some(this) {
+            self.bytes.resize(entry.len as usize, 0);
+            if !entry.surely_is(&self.bytes) {
+                return false;
+            }
+            self.known = Some(this);
+        }
+        true
+    }
+}
 
 /// Gives blocks their checksums that were written without.
 pub(super) struct Settler {
@@ -156,6 +188,7 @@ impl Settler {
         let on_pfs = limit.min(base_size);
         let is_read = on_pfs > 0 || sums == Sums::Made;
         let mut buffer = vec![0; if is_read { BLOCK_BYTES as usize } else { 0 }];
+        let mut zeros = Zeros::default();
         let mut block = 0;
         let mut turn = Turn::begin();
         while block * BLOCK_BYTES < size {
@@ -165,7 +198,9 @@ impl Settler {
                 // A hole: zeros, which the PFS has to get where it has something else.
                 let until = (data / BLOCK_BYTES).min(size.div_ceil(BLOCK_BYTES));
                 while block < until && block * BLOCK_BYTES < on_pfs {
-                    push(block, Entry::with_crc(b"").with(bits::DIRTY));
+                    if !zeros.are_on_pfs(&file.state.lock().map.get(block)) {
+                        push(block, Entry::with_crc(b"").with(bits::DIRTY));
+                    }
                     block += 1;
                 }
                 block = block.max(until);
@@ -180,9 +215,7 @@ impl Settler {
             let got = self.flash.read(file.ino, start, &mut buffer[..length])?;
             let now = &buffer[..got];
             let old = file.state.lock().map.get(block);
-            let unchanged = old.bits & (bits::PRESENT | bits::DIRTY | bits::OPEN) == bits::PRESENT
-                && old.surely_is(now);
-            if !unchanged {
+            if !(is_clean(&old) && old.surely_is(now)) {
                 push(block, Entry::with_crc(now).with(bits::DIRTY));
             }
             block += 1;
@@ -191,5 +224,27 @@ impl Settler {
             }
         }
         Ok(runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_of_any_length_are_known_by_their_xxh3() {
+        let mut zeros = Zeros::default();
+        let block = vec![0; BLOCK_BYTES as usize];
+        let mut other = block.clone();
+        other[BLOCK_BYTES as usize - 1] = 1;
+        for known in [0, 4_096, BLOCK_BYTES as usize, 100, 100, 0] {
+            assert!(zeros.are_on_pfs(&Entry::of(&block[..known])), "{known} zeros");
+            assert!(!zeros.are_on_pfs(&Entry::of(&other)));
+        }
+        let hole = Entry::of(b"");
+        assert!(!zeros.are_on_pfs(&hole.with(bits::DIRTY)) && !zeros.are_on_pfs(&Entry::default()));
+        assert!(!zeros.are_on_pfs(&hole.with(bits::OPEN)));
+        // What a restart leaves of it: a kernel may have written it since.
+        assert!(!zeros.are_on_pfs(&Entry { xxh3: 0, ..hole }));
     }
 }

@@ -227,6 +227,17 @@ fn holes_truncations_and_links_come_out_right() {
     cache.crash();
 }
 
+/// Drains all, and waits until the PFS has what was written before, also to what is open.
+fn drain_open(cache: &Running) {
+    let begun = Instant::now();
+    cache.fs.flush(&Running::root(), b"/").unwrap();
+    let state = || cache.fs.tree_state(&Running::root(), b"/").unwrap();
+    while !state().has_all_before(begun.elapsed()) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", state());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Between the blocks with data are holes on both sides.
 #[test]
 fn a_sparse_file_that_drains_while_it_is_open_stays_sparse_on_the_pfs() {
@@ -235,15 +246,6 @@ fn a_sparse_file_that_drains_while_it_is_open_stays_sparse_on_the_pfs() {
     let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, true).unwrap();
     let local = handle.local.clone().unwrap();
     local.set_len(128 * MIB).unwrap();
-    let drained = || {
-        let begun = Instant::now();
-        cache.fs.flush(&Running::root(), b"/").unwrap();
-        let state = || cache.fs.tree_state(&Running::root(), b"/").unwrap();
-        while !state().has_all_before(begun.elapsed()) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", state());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
     let mut wanted = vec![0; 128 << 20];
     for round in 0..3 {
         for place in (0..10).map(|number| (number * 12 + round) * MIB) {
@@ -259,7 +261,7 @@ fn a_sparse_file_that_drains_while_it_is_open_stays_sparse_on_the_pfs() {
                 rustix::fs::fallocate(&local, mode, last, MIB).unwrap();
             }
         }
-        drained();
+        drain_open(&cache);
     }
     drop(local);
     drop(handle);
@@ -267,6 +269,110 @@ fn a_sparse_file_that_drains_while_it_is_open_stays_sparse_on_the_pfs() {
     let on_pfs = std::fs::metadata(rig.pfs("f")).unwrap();
     assert_eq!(on_pfs.len(), 128 * MIB);
     assert!(on_pfs.blocks() * 512 <= 16 * MIB, "{} KiB", on_pfs.blocks() / 2);
+    assert!(rig.read_pfs("f") == wanted);
+    cache.crash();
+}
+
+/// One that the PFS gets by a temporary, and one that it has, which grows in place.
+#[test]
+fn drains_of_an_open_sparse_file_read_and_send_what_was_written_and_no_hole() {
+    let rig = Rig::new(64 * MIB);
+    let old = pattern(1, MIB as usize);
+    rig.put("old", &old);
+    let cache = rig.open();
+    cache.read("old").unwrap();
+    let sent = || cache.fs.parts.counters.bytes()[4];
+    let read = || cache.fs.parts.flash.read_bytes.load(Ordering::Relaxed);
+    let last = 256 * MIB - 1;
+    for name in ["new", "old"] {
+        let handle = cache.open(name, libc::O_RDWR | libc::O_CREAT, true).unwrap();
+        let local = handle.local.clone().unwrap();
+        let drains = |what: &str, blocks: u64| {
+            let before = (sent(), read());
+            drain_open(&cache);
+            assert_eq!(sent() - before.0, blocks * BLOCK_BYTES, "{name}: {what}");
+            // What has data is compared with what was sent, and what differs is sent.
+            let read_bytes = read() - before.1;
+            assert!(read_bytes <= 16 * BLOCK_BYTES, "{name}: {what}: {read_bytes} bytes");
+        };
+        handle.write(100 * MIB, b"a").unwrap();
+        handle.write(last, b"e").unwrap();
+        drains("two places", 2);
+        handle.write(50 * MIB, b"n").unwrap();
+        drains("what was a hole", 1);
+        handle.write(100 * MIB, b"b").unwrap();
+        drains("what had data", 1);
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&local, mode, 100 * MIB, MIB).unwrap();
+        drains("a hole where data was", 1);
+        drains("nothing", 0);
+        let before = sent();
+        drop((local, handle));
+        assert!(cache.flush("/").is_durable());
+        assert_eq!(sent(), before, "{name}: closed");
+        let on_pfs = std::fs::File::open(rig.pfs(name)).unwrap();
+        let byte = |at: u64| {
+            let mut byte = [9];
+            on_pfs.read_exact_at(&mut byte, at).unwrap();
+            byte[0]
+        };
+        assert_eq!([50 * MIB, 100 * MIB, 200 * MIB, last].map(byte), [b'n', 0, 0, b'e']);
+        let told = on_pfs.metadata().unwrap();
+        assert_eq!(told.len(), last + 1);
+        assert!(told.blocks() * 512 <= 4 * MIB, "{name}: {} KiB", told.blocks() / 2);
+    }
+    let mut head = vec![0; old.len()];
+    std::fs::File::open(rig.pfs("old")).unwrap().read_exact_at(&mut head, 0).unwrap();
+    assert!(head == old);
+    // The holes are here, as far as reads go.
+    let [_, filled, ..] = cache.fs.parts.counters.bytes();
+    let handle = cache.open("new", libc::O_RDONLY, false).unwrap();
+    let mut hole = [1; 5_000];
+    assert_eq!(cache.fs.read(handle.ino, 30 * MIB, &mut hole).unwrap(), hole.len());
+    assert!(hole.iter().all(|byte| *byte == 0));
+    assert_eq!(cache.fs.parts.counters.bytes()[1], filled);
+    drop(handle);
+    cache.crash();
+}
+
+/// What is cut off and grows again is a hole, and the PFS has had data there.
+#[test]
+fn an_open_sparse_file_that_is_cut_and_grows_is_the_same_on_the_pfs() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, true).unwrap();
+    assert!(handle.local.is_some());
+    let resize = |size_bytes| {
+        let change = forebay_proto::SetAttr { size_bytes: Some(size_bytes), ..Default::default() };
+        cache.fs.setattr(&Caller::root(), handle.ino, &change).unwrap();
+    };
+    let mut wanted = vec![0; 64 << 20];
+    let places = [0, 5 * MIB - 1, 10 * MIB + 5, 63 * MIB];
+    for place in places {
+        handle.write(place, b"x").unwrap();
+    }
+    resize(64 * MIB);
+    drain_open(&cache);
+    for place in places {
+        wanted[place as usize] = b'x';
+    }
+    assert!(rig.read_pfs("f") == wanted);
+    // In the middle of a block of data, of a hole, and at the end of a block.
+    for cut in [10 * MIB + 2, 7 * MIB + 3, 5 * MIB] {
+        resize(cut);
+        resize(64 * MIB);
+        wanted[cut as usize..].fill(0);
+        drain_open(&cache);
+        assert!(rig.read_pfs("f") == wanted, "cut to {cut}");
+        handle.write(40 * MIB, b"y").unwrap();
+        wanted[40 << 20] = b'y';
+        let before = cache.fs.parts.counters.bytes()[4];
+        drain_open(&cache);
+        assert!(rig.read_pfs("f") == wanted, "written after a cut to {cut}");
+        assert_eq!(cache.fs.parts.counters.bytes()[4] - before, BLOCK_BYTES);
+    }
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
     assert!(rig.read_pfs("f") == wanted);
     cache.crash();
 }
