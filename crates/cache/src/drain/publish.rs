@@ -11,7 +11,7 @@ use super::super::clock::Clocks;
 use super::super::counters::Counters;
 use super::super::data_servers::Ownership;
 use super::super::events::{Events, whole_crc};
-use super::super::file::{CacheFile, FileState};
+use super::super::file::{CacheFile, ENTRIES_AT_ONCE, FileState};
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::moves::Moves;
@@ -60,9 +60,6 @@ impl Job {
             && self.ctime <= stat.ctime
     }
 }
-
-/// Entries of the map that are written down at a time.
-const ENTRIES_AT_ONCE: usize = 512;
 
 fn io(what: &'static str) -> impl Fn(rustix::io::Errno) -> Failed {
     move |e| failed(errno(e), what)
