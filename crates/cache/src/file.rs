@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 /// How often, and after which pauses, it is looked whether a close is heard of.
 const CLOSE_TRIES: u32 = 100;
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
+/// Entries of the map that are written down at a time.
+pub(crate) const ENTRIES_AT_ONCE: usize = 512;
 
 /// Writes that are under way in one block.
 #[derive(Default)]
@@ -418,6 +420,26 @@ impl FileState {
         }
         for (i, entry) in entries.iter().enumerate() {
             self.map.set(first + i as u64, *entry);
+        }
+        Ok(())
+    }
+
+    /// The same of blocks that may have others between them, in ascending order: one write for each run of them. After an
+    /// error some are as they were.
+    pub fn put_runs(
+        &mut self,
+        flash: &Flash,
+        file: &CacheFile,
+        blocks: &[(u64, Entry)],
+    ) -> Result<()> {
+        let mut rest = blocks;
+        while let Some((first, _)) = rest.first().copied() {
+            let follows = rest.iter().zip(first..).take(ENTRIES_AT_ONCE);
+            let run = follows.take_while(|((block, _), wanted)| block == wanted).count();
+            let (now, later) = rest.split_at(run);
+            let entries: Vec<Entry> = now.iter().map(|(_, entry)| *entry).collect();
+            self.put(flash, file, first, &entries)?;
+            rest = later;
         }
         Ok(())
     }

@@ -401,6 +401,7 @@ impl Recovery {
         }
         let mut buffer = vec![0; BLOCK_BYTES as usize];
         let blocks: Vec<(u64, Entry)> = state.map.blocks().collect();
+        let mut changed = Vec::new();
         let (mut lost, mut mixed) = (0, 0);
         for (block, entry) in blocks {
             let (dirty, synced) = (entry.has(bits::DIRTY), entry.has(bits::SYNCED));
@@ -415,12 +416,13 @@ impl Recovery {
                 // It was written over since its fsync, and that was not: of both there may be parts. Map and
                 // data go to flash in any order, so that its checksum may be of either.
                 mixed += 1;
-                state.put(&self.flash, file, block, &[entry.with(bits::OPEN)])?;
+                changed.push((block, entry.with(bits::OPEN)));
                 continue;
             }
             lost += u64::from(dirty);
-            state.put(&self.flash, file, block, &[Entry::default()])?;
+            changed.push((block, Entry::default()));
         }
+        state.put_runs(&self.flash, file, &changed)?;
         self.punch_what_is_not_here(file, &state)?;
         if mixed > 0 {
             tracing::warn!(path = %state.record.path, blocks = mixed, "a power cut met blocks that were being written over");

@@ -4,7 +4,7 @@ use crate::Result;
 use crate::cache_wait::{WaitFor, Waited, cache_wait};
 use crate::frame::{read_message, write_message};
 use crate::locate::{MountRef, locate};
-use crate::server_process::{self, is_stopped, open_socket};
+use crate::server_process::{self, Watched, is_stopped, open_socket};
 use forebay_proto::activity::ActivityPage;
 use forebay_proto::cache::{CacheRequest, CachedFile, TreeState};
 use forebay_proto::control::{
@@ -40,6 +40,11 @@ const UMOUNT_GOES_ON_LEAST: Duration = Duration::from_millis(50);
 const WARM_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Longest wait for the end of a server that has answered that its work is done.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for the process of such a server to be gone when its connection is closed: flash is free then, and a large image
+/// takes its file system some time to delete.
+const GONE_WAIT: Duration = Duration::from_secs(10);
+/// The same where nothing is deleted, or somebody has no time: a thread that hangs in a call on its PFS lives as long as that.
+const GONE_WAIT_SHORT: Duration = Duration::from_secs(1);
 /// Time between two looks whether a silent server is stopped; the second one tells.
 const STOPPED_LOOK: Duration = Duration::from_secs(1);
 /// Time between two looks at a plan that is waited for, in milliseconds: its end is told at once.
@@ -352,7 +357,21 @@ impl Control {
     /// meanwhile is told to `waiting`. A buffer whose plans go on is not destroyed: EINPROGRESS, unless
     /// `force` or `destroy` says so. A mount that has copies elsewhere ends with the last of them: with `no_wait` EBUSY.
     /// ETIMEDOUT once the asker's time is over ([`Control::set_until`]): what was begun goes on ([`Control::gave_up`]).
-    pub fn umount(&mut self, asked: Unmounting, mut waiting: impl FnMut(&str)) -> Result<()> {
+    pub fn umount(&mut self, asked: Unmounting, waiting: impl FnMut(&str)) -> Result<()> {
+        let server = Watched::peer_of(&self.stream);
+        let done = self.umount_and_hear(asked, waiting);
+        let is_over = match &done {
+            Ok(()) => true,
+            Err(error) => may_have_ended(error),
+        };
+        if is_over {
+            let is_short = asked.keep || asked.force;
+            server.wait_until_gone(if is_short { GONE_WAIT_SHORT } else { GONE_WAIT });
+        }
+        done
+    }
+
+    fn umount_and_hear(&mut self, asked: Unmounting, mut waiting: impl FnMut(&str)) -> Result<()> {
         let Unmounting { keep, force, destroy, no_wait } = asked;
         let request = Request::Umount { keep, force, destroy, no_wait };
         let mut reply = self.request_with(&request, UMOUNT_TIMEOUT, UMOUNT_LEAST)?;
@@ -378,8 +397,8 @@ impl Control {
         self.is_behind
     }
 
-    /// Waits until the server's process has ended, which closes the connection: then all that
-    /// it held (flash, the store's lock) is free.
+    /// Waits until the server's process ends, which closes the connection. What else it has open is closed about then:
+    /// [`Control::umount`] waits for that too.
     fn wait_for_end(&mut self) -> Result<()> {
         // All is done; who has no more time waits for these moments too.
         self.until = None;

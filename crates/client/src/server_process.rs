@@ -9,10 +9,12 @@ use forebay_net::{ServerAddress, Stream, peer};
 use forebay_proto::control::{ControlError, SOCKET_NAME};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use forebay_net::peer::{ARE_STOPPED, is_stopped};
 
@@ -33,6 +35,37 @@ pub fn wait_readable(stream: &UnixStream, timeout: Duration) -> io::Result<bool>
         Ok(ready) => Ok(ready > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// A process that is watched from before its end. Its connections are closed while it may have other files open; when it is gone,
+/// the kernel has closed all, and what was unmounted or deleted while they were open is free.
+pub(crate) struct Watched(Option<OwnedFd>);
+
+impl Watched {
+    /// The process at the other end. One that cannot be watched counts as gone: it is in another PID namespace, or has ended.
+    pub fn peer_of(stream: &UnixStream) -> Watched {
+        let own = std::process::id();
+        id(stream).filter(|pid| *pid != own).map_or(Watched(None), Watched::process)
+    }
+
+    fn process(pid: u32) -> Watched {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        Watched(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
+    }
+
+    /// Waits until its last thread has ended, no longer than `longest`.
+    pub fn wait_until_gone(&self, longest: Duration) {
+        let Some(process) = &self.0 else { return };
+        let deadline = Instant::now() + longest;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(left) = Timespec::try_from(left) else { return };
+            let mut fds = [PollFd::new(process, PollFlags::IN)];
+            if poll(&mut fds, Some(&left)) != Err(rustix::io::Errno::INTR) {
+                return;
+            }
+        }
     }
 }
 
@@ -85,4 +118,30 @@ pub fn stopped(what: &str, store_dir: &Path, pid: u32) -> ControlError {
          keeps the buffer"
     );
     ControlError::new(what, Some(store_dir), &why).errno(libc::ETIMEDOUT).hint(&hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_process_is_waited_for_until_it_is_gone_and_not_for_ever() {
+        const SHORT: Duration = Duration::from_millis(50);
+        const LONG: Duration = Duration::from_secs(60);
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let watched = Watched::process(child.id());
+        let begun = Instant::now();
+        watched.wait_until_gone(SHORT);
+        assert!(begun.elapsed() >= SHORT);
+        child.kill().unwrap();
+        watched.wait_until_gone(LONG);
+        assert!(begun.elapsed() < LONG);
+        child.wait().unwrap();
+        // One that has gone before, and this one, which could not tell of its own end.
+        Watched::process(child.id()).wait_until_gone(LONG);
+        let (one, _other) = UnixStream::pair().unwrap();
+        Watched::peer_of(&one).wait_until_gone(LONG);
+        assert!(begun.elapsed() < LONG);
+    }
 }

@@ -2,8 +2,11 @@
 //! passthrough too; space comes back at once; what is full can be read and emptied.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::buffer::{Buffer, IMAGE_MIN, Kind, is_raw};
+use forebay_tests::buffer::{Buffer, IMAGE_MIN, Kind, binary, is_raw};
+use forebay_tests::procs::{run, try_run};
 use forebay_tests::sys::{self, Errno, StatFs};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -500,4 +503,74 @@ fn many_names(buffer: &Buffer) {
         assert_eq!(again, Ok(()), "removed names give no room at once: {i}");
     }
     eprintln!("room again after {:?}", start.elapsed());
+}
+
+/// Flash for one image of the smallest capacity (some 500 MiB), and not for two.
+const SMALL_FLASH_BYTES: u64 = 800 << 20;
+/// Buffers of a kind that are made one after the other.
+const ROUNDS: u32 = 5;
+
+/// An ext4 of its own as flash, with a mount point and a PFS beside it; unmounted on drop.
+struct SmallFlash {
+    place: tempfile::TempDir,
+}
+
+impl SmallFlash {
+    fn new() -> SmallFlash {
+        let place = tempfile::Builder::new().prefix("forebay-flash-").tempdir().unwrap();
+        let small = SmallFlash { place };
+        for name in ["flash", "mnt", "pfs"] {
+            std::fs::create_dir(small.at(name)).unwrap();
+        }
+        let image = small.at("ext4.img");
+        std::fs::File::create(&image).unwrap().set_len(SMALL_FLASH_BYTES).unwrap();
+        run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image));
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(small.at("flash")));
+        small
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// What mounts a buffer on an image.
+    fn mount_command(&self, is_cache: bool) -> Command {
+        let mut mount = Command::new(binary());
+        mount.args(["mount", "--store", "image", "--flash"]).arg(self.at("flash"));
+        let capacity = IMAGE_MIN.to_string();
+        if is_cache {
+            mount.arg("--cache").arg(self.at("pfs"));
+            mount.args(["--drain", "close", "--capacity", &capacity]);
+        } else {
+            mount.args(["--scratch", &capacity]);
+        }
+        mount.arg(self.at("mnt"));
+        mount
+    }
+}
+
+impl Drop for SmallFlash {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = try_run(Command::new(binary()).args(["umount", "--force"]).arg(self.at("mnt")));
+        }
+        let _ = try_run(Command::new("umount").arg("-l").arg(self.at("flash")));
+    }
+}
+
+/// An image that is deleted while something has it open takes its space until that has ended: not longer than the command.
+#[test]
+fn flash_is_free_when_umount_returns() {
+    if is_raw() {
+        return;
+    }
+    let small = SmallFlash::new();
+    let mnt = small.at("mnt");
+    for (is_cache, round) in (0..2 * ROUNDS).map(|n| (n >= ROUNDS, n % ROUNDS)) {
+        let (ok, said) = try_run(&mut small.mount_command(is_cache));
+        assert!(ok, "mount {round}, of a cache: {is_cache}: {said}");
+        std::fs::write(mnt.join(format!("file{round}")), vec![7; 1 << 20]).unwrap();
+        let (ok, said) = try_run(Command::new(binary()).arg("umount").arg(&mnt));
+        assert!(ok, "umount {round}, of a cache: {is_cache}: {said}");
+    }
 }

@@ -13,6 +13,7 @@ use super::policies::Policies;
 use super::{DrainList, age};
 use forebay_policy::when::{IDLE_DEFAULT, When};
 use forebay_proto::Errno;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -56,13 +57,28 @@ impl DirtyFiles {
 
     /// A file is clean, or gone.
     pub(crate) fn unlist(&self, file: &Arc<CacheFile>) {
-        let mut state = file.state.lock();
+        self.leave(file, file.state.lock(), || ());
+    }
+
+    /// All of a file is on the PFS, as its state says, which is still locked.
+    pub(super) fn unlist_drained(&self, file: &Arc<CacheFile>, state: MutexGuard<'_, FileState>) {
+        self.leave(file, state, || *file.inode.lock() = None);
+    }
+
+    /// A file leaves the list, once. `unlocked` is called when its state is locked no more.
+    fn leave(
+        &self,
+        file: &Arc<CacheFile>,
+        mut state: MutexGuard<'_, FileState>,
+        unlocked: impl FnOnce(),
+    ) {
         if !std::mem::take(&mut state.listed) {
             return;
         }
         // With its lock: who dirties it next is listed after this, not before.
         self.drain_list.remove(file.ino);
         drop(state);
+        unlocked();
         self.ownership.is_clean_again(file.number());
         drop(self.nodes.unpin(file.number()));
     }

@@ -21,12 +21,10 @@ mod rights;
 mod settle;
 
 use super::counters::Counters;
-use super::data_servers::Ownership;
 use super::events::Events;
 use super::file::{CacheFile, DrainedOpen};
 use super::flash::Flash;
 use super::lost::{LOST, Losses};
-use super::nodes::Nodes;
 use super::notifier::Notifier;
 use super::parts::Parts;
 use super::pfs_leftovers::PfsLeftovers;
@@ -314,7 +312,6 @@ fn age(since_s: i64) -> Duration {
 /// The workers of the drain.
 pub(crate) struct Drainer {
     flash: Arc<Flash>,
-    nodes: Arc<Nodes>,
     origin: Origin,
     counters: Arc<Counters>,
     activity: Arc<Activity>,
@@ -322,7 +319,6 @@ pub(crate) struct Drainer {
     notifier: Arc<Notifier>,
     drain_list: Arc<DrainList>,
     policies: Arc<Policies>,
-    ownership: Arc<Ownership>,
     records: Arc<RecordStore>,
     dirty: Arc<DirtyFiles>,
     space: Arc<Space>,
@@ -351,7 +347,6 @@ impl Drains {
         let conflicts = Conflicts::new(parts, stack, &targets, &settler, &publisher);
         let drainer = Arc::new(Drainer {
             flash: parts.flash.clone(),
-            nodes: parts.nodes.clone(),
             origin: parts.origin,
             counters: parts.counters.clone(),
             activity: parts.activity.clone(),
@@ -359,7 +354,6 @@ impl Drains {
             notifier: parts.notifier.clone(),
             drain_list: parts.drain_list.clone(),
             policies: parts.policies.clone(),
-            ownership: stack.ownership.clone(),
             records: stack.records.clone(),
             dirty: stack.dirty.clone(),
             space: stack.space.clone(),
@@ -480,19 +474,14 @@ impl Drainer {
         if let Err(error) = self.leftovers.release_kept(file) {
             tracing::warn!(ino = %file.ino, %error, "a name of ours stays on the PFS until the next start");
         }
-        let mut state = file.state.lock();
+        let state = file.state.lock();
         if state.record.is_dirty() {
             drop(state);
             self.drain_list.put_back(file, Instant::now() + WRITTEN_MEANWHILE, false);
             return false;
         }
         let _ends = self.drain_list.ending();
-        state.listed = false;
-        self.drain_list.remove(file.ino);
-        drop(state);
-        *file.inode.lock() = None;
-        self.ownership.is_clean_again(file.number());
-        drop(self.nodes.unpin(file.number()));
+        self.dirty.unlist_drained(file, state);
         self.notifier.tell_inode(file.number());
         true
     }

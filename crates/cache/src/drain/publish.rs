@@ -11,7 +11,7 @@ use super::super::clock::Clocks;
 use super::super::counters::Counters;
 use super::super::data_servers::Ownership;
 use super::super::events::{Events, whole_crc};
-use super::super::file::{CacheFile, FileState};
+use super::super::file::{CacheFile, ENTRIES_AT_ONCE, FileState};
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::super::moves::Moves;
@@ -61,8 +61,6 @@ impl Job {
     }
 }
 
-/// Entries of the map that are written down at a time.
-const ENTRIES_AT_ONCE: usize = 512;
 /// Most blocks (64 GiB) among which a drain notes holes: each takes 8 bytes of the map on flash and 16 bytes of memory. Those of
 /// a larger file drain once more.
 const HOLES_MOST: u64 = 1 << 19;

@@ -359,11 +359,10 @@ impl Conflicts {
         let mut state = file.state.lock();
         // What is being fetched is theirs: it is no clean block of ours.
         state.generation += 1;
-        let here: Vec<_> = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT)).collect();
-        for (block, entry) in here {
-            // Clean it was as the PFS had it, which has something else now.
-            state.put(&self.flash, file, block, &[entry.with(bits::DIRTY)])?;
-        }
+        // Clean it was as the PFS had it, which has something else now.
+        let here = state.map.blocks().filter(|(_, e)| e.has(bits::PRESENT));
+        let dirty: Vec<_> = here.map(|(block, e)| (block, e.with(bits::DIRTY))).collect();
+        state.put_runs(&self.flash, file, &dirty)?;
         state.save(&self.flash, file, |record| {
             record.resized = true;
             change(record);

@@ -9,7 +9,7 @@
 mod sums;
 
 use super::super::clock::Clocks;
-use super::super::file::CacheFile;
+use super::super::file::{CacheFile, ENTRIES_AT_ONCE};
 use super::super::flash::Flash;
 use super::super::lost::Losses;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
@@ -39,9 +39,6 @@ pub(crate) enum Settled {
     /// A kernel has it for writing and has written nothing: the PFS has all of it.
     OpenAndUntouched,
 }
-
-/// Entries that are written down at a time.
-const ENTRIES_AT_ONCE: usize = 512;
 
 /// True for a block that the PFS has as its entry says.
 fn is_clean(entry: &Entry) -> bool {

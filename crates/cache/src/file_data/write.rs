@@ -309,12 +309,14 @@ impl FileData {
         // That went along.
         state.room_until = 0;
         forebay_failpoint::step("a file is cut");
-        for block in state.map.blocks_from(size.div_ceil(BLOCK_BYTES)) {
-            state.put(&self.flash, file, block, &[Entry::default()])?;
-            if let Some(draining) = &mut state.draining {
-                draining.remove(&block);
+        let behind = state.map.blocks_from(size.div_ceil(BLOCK_BYTES));
+        if let Some(draining) = &mut state.draining {
+            for block in &behind {
+                draining.remove(block);
             }
         }
+        let none: Vec<_> = behind.into_iter().map(|block| (block, Entry::default())).collect();
+        state.put_runs(&self.flash, file, &none)?;
         let edge = size / BLOCK_BYTES;
         let entry = state.map.get(edge);
         if size % BLOCK_BYTES != 0 && entry.has(bits::PRESENT) {
@@ -413,12 +415,12 @@ impl FileData {
         };
         self.flash.sync_data(file.ino)?;
         let mut state = file.state.lock();
-        for block in dirty {
-            let entry = state.map.get(block);
-            if entry.has(bits::DIRTY) {
-                state.put(&self.flash, file, block, &[entry.with(bits::SYNCED)])?;
-            }
-        }
+        let still = dirty.into_iter().map(|block| (block, state.map.get(block)));
+        let synced: Vec<(u64, Entry)> = still
+            .filter(|(_, entry)| entry.has(bits::DIRTY))
+            .map(|(block, entry)| (block, entry.with(bits::SYNCED)))
+            .collect();
+        state.put_runs(&self.flash, file, &synced)?;
         drop(state);
         self.flash.sync_map(file.ino)?;
         self.flash.sync()

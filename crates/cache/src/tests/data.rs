@@ -120,6 +120,27 @@ fn a_served_write_costs_two_writes_of_the_map_and_no_second_checksum() {
 }
 
 #[test]
+fn an_fsync_on_disk_costs_one_write_of_the_map_for_blocks_in_a_row() {
+    let rig = Rig::new(64 * MIB);
+    let size = (rig.capacity, rig.map_bytes);
+    let cache = open_store(&rig.base.path().join("store"), size, rig.options.clone(), None, false);
+    let handle = cache.open("f", libc::O_RDWR | libc::O_CREAT, false).unwrap();
+    handle.write(0, &pattern(9, 2 * MIB as usize)).unwrap();
+    let map_writes = || cache.fs.parts.flash.map_writes.load(Ordering::Relaxed);
+    let before = map_writes();
+    cache.fs.fsync(handle.ino, false).unwrap();
+    assert_eq!(map_writes() - before, 1, "that all of them are synced");
+    let file = cache.fs.parts.nodes.get(handle.ino).unwrap().file.unwrap();
+    let is_synced = file.state.lock().map.blocks().all(|(_, e)| e.has(bits::DIRTY | bits::SYNCED));
+    assert!(is_synced);
+    let before = map_writes();
+    cache.fs.fsync(handle.ino, false).unwrap();
+    assert_eq!(map_writes() - before, 0, "nothing was written since");
+    drop((handle, file));
+    cache.crash();
+}
+
+#[test]
 fn a_file_larger_than_the_buffer_is_written_and_read() {
     let rig = Rig::new(24 * MIB);
     let cache = rig.open();

@@ -30,6 +30,10 @@ use forebay_store::flash::{self, Store, StoreOptions};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest wait for mounts that are ending to close their files of a part that is removed: its space comes back with the last.
+const USERS_WAIT: Duration = Duration::from_secs(1);
 
 /// This server's parts of buffers.
 pub(super) struct Parts {
@@ -332,7 +336,7 @@ impl Parts {
         // Memory and files that are still open would not come back with the store.
         drop(last_of(served));
         step("a buffer is not served any more");
-        store.destroy()
+        store.destroy_unused(USERS_WAIT)
     }
 
     /// How this server is.

@@ -13,17 +13,21 @@ use super::record::{MetaBudget, StoreRecord};
 use super::tmpfs::{make_private_dir, unmount_all};
 use forebay_failpoint::step;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// File name of the image.
 pub const IMAGE_NAME: &str = "image";
 /// Directory that it is mounted on.
 pub const MOUNT_NAME: &str = "fs";
 const BALLAST_NAME: &str = "ballast";
+
+/// Pause between two looks whether a mounted image is still in use.
+const USE_LOOK: Duration = Duration::from_millis(10);
 
 /// XFS log: the smallest that mkfs.xfs makes for images of this size.
 const XFS_LOG_BYTES: u64 = 64 << 20;
@@ -216,4 +220,19 @@ pub fn attach(dir: &Path) -> Result<()> {
 /// Unmounts the image; its loop device detaches itself.
 pub fn detach(dir: &Path) -> Result<()> {
     unmount_all(&dir.join(MOUNT_NAME))
+}
+
+/// Unmounts the image when nobody uses it any more; one that is in use for longer than `longest` stays mounted. What is only
+/// detached, as by [`detach`], keeps its space until its last user has gone.
+pub fn detach_unused(dir: &Path, longest: Duration) -> Result<()> {
+    let root = dir.join(MOUNT_NAME);
+    let deadline = Instant::now() + longest;
+    while is_mounted_on(&root)? {
+        match unmount(&root, UnmountFlags::NOFOLLOW) {
+            Err(rustix::io::Errno::BUSY) if Instant::now() >= deadline => return Ok(()),
+            Err(rustix::io::Errno::BUSY) => std::thread::sleep(USE_LOOK),
+            other => other.at("unmount", &root)?,
+        }
+    }
+    Ok(())
 }

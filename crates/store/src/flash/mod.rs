@@ -47,6 +47,7 @@ use parking_lot::RwLock;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Smallest capacity for which an XFS image is made; below, the image's own overhead would be
 /// larger than the buffer.
@@ -229,6 +230,15 @@ impl Store {
         record.state = StoreState::Destroying;
         record::save_destroying(&self.inner.dir, &record)?;
         remove::remove_store(&self.inner.dir, &record)
+    }
+
+    /// The same, after processes that are ending had up to `longest` to close what they have open of an image: its space comes
+    /// back with the last of them. For who uses nothing of it any more, and lives on.
+    pub fn destroy_unused(self, longest: Duration) -> Result<()> {
+        if self.kind() == StoreKind::LoopXfs {
+            image::detach_unused(&self.inner.dir, longest)?;
+        }
+        self.destroy()
     }
 
     /// Gives the store a larger capacity; returns it. Nothing is done if it has that already.

@@ -30,7 +30,7 @@ impl CacheRights {
         CacheRights { shard, fs: Arc::clone(fs) }
     }
 
-    /// An error if this mount may not do this.
+    /// An error if this mount may not do this. Each call is named here: one that is new is not allowed before somebody judged it.
     pub(super) fn must_be_allowed(&self, cx: &CallContext<'_>, call: &Call<'_>) -> Result<()> {
         if cx.session.acts_as().is_none() {
             return Ok(());
@@ -54,22 +54,12 @@ impl CacheRights {
             | Call::Removexattr { ino, .. }
             | Call::Fsyncdir(ino)
             | Call::DirLimit(ino) => held(ino),
-            Call::Getxattr { ino, name } => {
-                held(ino)?;
-                // As the kernel has it for xattr(7).
-                match (name.starts_with(b"user.forebay."), name.starts_with(b"user.")) {
-                    _ if name.starts_with(b"trusted.") => Err(Errno::ENODATA),
-                    (false, true) => self.fs.mounts().may_open(&cx.caller, ino, READ),
-                    _ => Ok(()),
-                }
-            }
+            Call::Getxattr { ino, name } => held(ino).and_then(|()| self.must_see(cx, ino, name)),
             Call::Setattr { ino, ref change } => {
                 held(ino)?;
                 match change.size_bytes {
-                    Some(_) if !cx.session.opens().may_write(ino) => {
-                        self.fs.mounts().may_open(&cx.caller, ino, WRITE)
-                    }
-                    _ => Ok(()),
+                    Some(_) => self.must_cut(cx, ino),
+                    None => Ok(()),
                 }
             }
             Call::List { ino, .. } => {
@@ -87,6 +77,43 @@ impl CacheRights {
                 must_read(cx.session, source).and_then(|()| must_write(cx.session, target))
             }
             Call::Fsync { ino, .. } => held(ino),
+            // Of the session itself, or of all files together; what this mount gives back; what a cache has not.
+            Call::Attach(_)
+            | Call::Join { .. }
+            | Call::Renew
+            | Call::Detach
+            | Call::Places
+            | Call::Probe
+            | Call::Statfs
+            | Call::SyncAll
+            | Call::Forget(_)
+            | Call::Release(_)
+            | Call::Close(_)
+            | Call::ReadObject { .. }
+            | Call::WriteObject { .. }
+            | Call::SyncObject { .. }
+            | Call::LogBegin { .. }
+            | Call::LogOpen { .. }
+            | Call::LogPublish { .. }
+            | Call::LogMap { .. } => Ok(()),
+            // Each file is judged by who takes it up, takes it, or locks it.
+            Call::Reclaim(_) | Call::Take { .. } | Call::TakeAll(_) | Call::Lock(_) => Ok(()),
+        }
+    }
+
+    /// An error if this mount may not give a file another size.
+    fn must_cut(&self, cx: &CallContext<'_>, ino: Ino) -> Result<()> {
+        match cx.session.opens().may_write(ino) {
+            true => Ok(()),
+            false => self.fs.mounts().may_open(&cx.caller, ino, WRITE),
+        }
+    }
+
+    /// An error if this mount may not read this attribute, as the kernel has it for xattr(7).
+    fn must_see(&self, cx: &CallContext<'_>, ino: Ino, name: &[u8]) -> Result<()> {
+        match (name.starts_with(b"user.forebay."), name.starts_with(b"user.")) {
+            _ if name.starts_with(b"trusted.") => Err(Errno::ENODATA),
+            (false, true) => self.fs.mounts().may_open(&cx.caller, ino, READ),
             _ => Ok(()),
         }
     }
