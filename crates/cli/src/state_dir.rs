@@ -1,9 +1,10 @@
 //! Where a mount of a served buffer keeps its control socket and its log: one directory for each
 //! mount point, below the user's runtime directory (root: `/run/forebay`; else
-//! `$XDG_RUNTIME_DIR/forebay`, else `/tmp/forebay-UID`). Nothing in it outlives the mount but
-//! what a killed one left, which the next mount or umount of the mount point clears away.
+//! `$XDG_RUNTIME_DIR/forebay`, else `/tmp/forebay-UID`). The record in it says what is mounted.
+//! Nothing in it outlives the mount but what a killed one left, which the next mount or umount of
+//! the mount point clears away.
 
-use forebay_proto::control::{ControlError, PathBytes, SOCKET_NAME};
+use forebay_proto::control::{ControlError, MOUNT_RECORD_NAME, PathBytes, SOCKET_NAME};
 use forebay_store::flash::{self, StoreKey};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -12,8 +13,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The record in it.
-const RECORD_NAME: &str = "mount.json";
 /// The same while it is written.
 const NEW_RECORD_NAME: &str = "mount.json.new";
 /// The log in it.
@@ -56,7 +55,7 @@ pub fn of(mount_point: &Path) -> PathBuf {
 
 /// What is mounted by the directory; `None` if it is none of ours.
 pub fn record(dir: &Path) -> Option<MountRecord> {
-    let text = fs::read(dir.join(RECORD_NAME)).ok()?;
+    let text = fs::read(dir.join(MOUNT_RECORD_NAME)).ok()?;
     serde_json::from_slice(&text).ok()
 }
 
@@ -78,7 +77,7 @@ pub fn all() -> Vec<(PathBuf, MountRecord)> {
 pub fn remove(dir: &Path) -> Result<(), ControlError> {
     let failed =
         |error: std::io::Error| ControlError::io("remove the mount's directory", Some(dir), &error);
-    for name in [RECORD_NAME, NEW_RECORD_NAME, SOCKET_NAME, LOG_NAME] {
+    for name in [MOUNT_RECORD_NAME, NEW_RECORD_NAME, SOCKET_NAME, LOG_NAME] {
         match fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
             _ => (),
@@ -116,7 +115,7 @@ impl StateDir {
         }
         let text = serde_json::to_vec(record)
             .map_err(|error| ControlError::new(what, Some(&dir), &error.to_string()))?;
-        let path = dir.join(RECORD_NAME);
+        let path = dir.join(MOUNT_RECORD_NAME);
         // A file of its own: by it a mount that comes to its end late knows what is not its own any more.
         // Others may read it, and nobody else may write it, whatever the umask is.
         let mut fresh = fs::OpenOptions::new();
@@ -157,7 +156,7 @@ impl StateDir {
 
 /// Which file the record is.
 fn record_id(dir: &Path) -> std::io::Result<(u64, u64)> {
-    fs::symlink_metadata(dir.join(RECORD_NAME)).map(|meta| (meta.dev(), meta.ino()))
+    fs::symlink_metadata(dir.join(MOUNT_RECORD_NAME)).map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// In a place where others may write, the name could have been taken by somebody else.

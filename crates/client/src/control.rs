@@ -8,8 +8,8 @@ use crate::server_process::{self, Watched, is_stopped, open_socket};
 use forebay_proto::activity::ActivityPage;
 use forebay_proto::cache::{CacheRequest, CachedFile, TreeState};
 use forebay_proto::control::{
-    BufferStatus, ControlError, FileStatus, Hello, PathBytes, PlanStatus, Reply, Request,
-    StageSpec, Welcome,
+    BufferStatus, ControlError, FileStatus, Hello, MOUNT_RECORD_NAME, PathBytes, PlanStatus, Reply,
+    Request, StageSpec, Welcome,
 };
 use forebay_proto::events::{EventRecord, EventsPage, EventsQuery};
 use forebay_proto::metrics::PoolMetrics;
@@ -581,20 +581,29 @@ fn not_reached(store_dir: &Path, error: &io::Error) -> ControlError {
         )
         .errno(libc::ENOTCONN)
         .hint("`forebay umount` its mount, which tells what of a cache is lost; then mount again"),
-        ErrorKind::ConnectionRefused | ErrorKind::NotFound => ControlError::new(
-            what,
-            Some(store_dir),
-            "it is not running",
-        )
-        .errno(libc::ENOTCONN)
-        .hint(
-            "mount again with the same command: it recovers the buffer with every file, and plans go on. \
-             `forebay umount --keep` of the mount only detaches it; `forebay umount --destroy` DESTROYS the \
-             buffer with all files in it",
-        ),
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound => {
+            ControlError::new(what, Some(store_dir), "it is not running")
+                .errno(libc::ENOTCONN)
+                .hint(after_its_death(store_dir))
+        }
         ErrorKind::PermissionDenied => ControlError::io(what, Some(store_dir), error)
             .hint("only its owner, root, and with -o allow_other the other users may ask it"),
         _ => ControlError::io(what, Some(store_dir), error),
+    }
+}
+
+/// What can be done about a mount whose process is dead.
+fn after_its_death(store_dir: &Path) -> &'static str {
+    match store_dir.join(MOUNT_RECORD_NAME).exists() {
+        true => {
+            "the buffer is a server's: its files stay there, and plans go on. Mount again with the same command; \
+             `forebay umount` of the mount only detaches it, with --destroy, too"
+        }
+        false => {
+            "mount again with the same command: it recovers the buffer with every file, and plans go on. \
+             `forebay umount --keep` of the mount only detaches it; `forebay umount --destroy` DESTROYS the \
+             buffer with all files in it"
+        }
     }
 }
 
@@ -626,6 +635,18 @@ mod tests {
                 write_message(&stream, &reply).unwrap();
             }
         })
+    }
+
+    #[test]
+    fn a_dead_mount_of_a_served_buffer_is_not_said_to_destroy_it() {
+        let dir = tempfile::tempdir().unwrap();
+        // The socket of a process that was killed.
+        drop(UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap());
+        let hint = || Control::connect_store(dir.path()).unwrap_err().hint.unwrap();
+        assert!(hint().contains("`forebay umount --destroy` DESTROYS the buffer"), "{}", hint());
+        std::fs::write(dir.path().join(MOUNT_RECORD_NAME), "{}").unwrap();
+        let served = hint();
+        assert!(served.contains("only detaches it") && !served.contains("DESTROYS"), "{served}");
     }
 
     #[test]

@@ -14,6 +14,15 @@ use std::path::{Path, PathBuf};
 /// Most symbolic links followed on one path, as in the kernel.
 const MAX_LINKS: u32 = 40;
 
+/// Which symbolic links on the way are followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Follow {
+    /// All. Those in a mount of Forebay are looked at through it, which waits for its server.
+    All,
+    /// Those that lie in no mount of Forebay: below its mount point a path is taken as it is written, and nothing is looked at.
+    OutsideMounts,
+}
+
 /// A place in a mounted buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountRef {
@@ -83,40 +92,44 @@ pub fn publish(path: &Path, is_final: bool) -> std::io::Result<()> {
 /// at its end only outside of buffers (as the way into one), else it is the link itself.
 pub fn locate(path: &Path) -> crate::Result<MountRef> {
     let table = mountinfo::read()?;
-    let absolute = std::path::absolute(path)
-        .map_err(|error| ControlError::io("look for the buffer of", Some(path), &error))?;
+    let written = resolve(path, &table, Follow::OutsideMounts)?;
     // What follows looks into the mount.
-    if let Some(store_dir) = covering(&absolute, &table)
-        .filter(|entry| entry.point != absolute)
+    if let Some(store_dir) = covering(&written, &table)
+        .filter(|entry| entry.point != written)
         .and_then(MountEntry::store_dir)
     {
         must_run("ask the server of", &store_dir)?;
     }
-    let resolved = resolve(&absolute, &table)?;
+    let resolved = resolve(path, &table, Follow::All)?;
     let not_in_a_buffer = || {
         ControlError::new("look for the buffer of", Some(path), "it is not in a mounted buffer")
             .errno(libc::ENOTTY)
             .hint("`forebay status` lists the buffers")
     };
     let entry = covering(&resolved, &table).ok_or_else(not_in_a_buffer)?;
-    let store_dir = entry.store_dir().ok_or_else(not_in_a_buffer)?;
+    let found = place_in(entry, &resolved).ok_or_else(not_in_a_buffer)?;
     if let (Some(owner), Some(mounter)) = (whose_else(entry), entry.owner_uid()) {
         let why = format!(
             "user {mounter} mounted it, its store {} belongs to user {owner}",
-            store_dir.display()
+            found.store_dir.display()
         );
         return Err(ControlError::new("look for the buffer of", Some(path), &why)
             .errno(libc::EPERM)
             .hint("do not use that mount: Forebay did not make it"));
     }
-    let below = resolved.strip_prefix(&entry.point).map_err(|_| not_in_a_buffer())?;
+    Ok(found)
+}
+
+/// The place of a path below this mount; `None` if that is no mount of Forebay.
+fn place_in(entry: &MountEntry, path: &Path) -> Option<MountRef> {
+    let below = path.strip_prefix(&entry.point).ok()?;
     let mut path_in_buffer = entry.root.clone();
     if !below.as_os_str().is_empty() {
         path_in_buffer.push(below);
     }
-    Ok(MountRef {
+    Some(MountRef {
         mount_point: entry.point.clone(),
-        store_dir,
+        store_dir: entry.store_dir()?,
         path_in_buffer,
         owner_uid: entry.owner_uid(),
         device: entry.device,
@@ -148,19 +161,20 @@ pub fn locate_source(path: &Path) -> crate::Result<MountRef> {
     }
 }
 
-/// The mount point of the buffer that `path` lies below, and its store, by the path's text alone: no link is followed, and
-/// nothing in the mount is looked at.
-pub fn mount_above(path: &Path) -> Option<(PathBuf, PathBuf)> {
-    let (table, absolute) = (mountinfo::read().ok()?, std::path::absolute(path).ok()?);
-    let entry = covering(&absolute, &table)?;
-    Some((entry.point.clone(), entry.store_dir()?))
+/// Where `path` is in a mounted buffer, by the table of mounts: the links on the way to the mount are followed, and nothing is looked
+/// at in it, so that this does not wait for its server. A link in the mount stays, and `..` takes a name away.
+pub fn mount_above(path: &Path) -> Option<MountRef> {
+    above(path, &mountinfo::read().ok()?)
+}
+
+fn above(path: &Path, table: &[MountEntry]) -> Option<MountRef> {
+    let written = resolve(path, table, Follow::OutsideMounts).ok()?;
+    place_in(covering(&written, table)?, &written)
 }
 
 /// The path without links and `..`, also where it leads to a mount point whose server is dead.
 pub fn canonical(path: &Path) -> crate::Result<PathBuf> {
-    let absolute = std::path::absolute(path)
-        .map_err(|error| ControlError::io("look at", Some(path), &error))?;
-    resolve(&absolute, &mountinfo::read()?)
+    resolve(path, &mountinfo::read()?, Follow::All)
 }
 
 /// The mount that `path` (canonical) lies in: the deepest, of several on one point the last.
@@ -171,21 +185,41 @@ fn covering<'a>(path: &Path, table: &'a [MountEntry]) -> Option<&'a MountEntry> 
         .max_by_key(|entry| entry.point.components().count())
 }
 
+/// Whether `path` lies in a mount of Forebay, or in another one that lies in such a one: to look at it asks that.
+fn is_below_ours(path: &Path, table: &[MountEntry]) -> bool {
+    // Of several on one point the last is seen.
+    let at = |point: &Path| table.iter().rev().find(|entry| entry.point == point);
+    path.ancestors().any(|above| at(above).is_some_and(|entry| entry.store_dir().is_some()))
+}
+
+/// The names of a path; `.` is none.
+fn names(path: &Path) -> Vec<OsString> {
+    path.as_os_str()
+        .as_bytes()
+        .split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+        .map(|name| OsStr::from_bytes(name).to_os_string())
+        .collect()
+}
+
+/// Where a path begins: at the root, or in the current directory, which the kernel tells without links.
+fn start_of(path: &Path) -> crate::Result<PathBuf> {
+    if path.is_absolute() {
+        return Ok(PathBuf::from("/"));
+    }
+    std::env::current_dir()
+        .map_err(|error| ControlError::io("find the current directory for", Some(path), &error))
+}
+
 /// Follows links and `..` without asking a mount of Forebay about its own mount point (a dead
 /// one would fail).
-fn resolve(absolute: &Path, table: &[MountEntry]) -> crate::Result<PathBuf> {
-    let names = |path: &Path| -> Vec<OsString> {
-        path.as_os_str()
-            .as_bytes()
-            .split(|byte| *byte == b'/')
-            .filter(|name| !name.is_empty() && *name != b".")
-            .map(|name| OsStr::from_bytes(name).to_os_string())
-            .collect()
-    };
+fn resolve(path: &Path, table: &[MountEntry], follow: Follow) -> crate::Result<PathBuf> {
     let is_ours =
         |path: &Path| covering(path, table).is_some_and(|entry| entry.store_dir().is_some());
-    let mut todo: VecDeque<OsString> = names(absolute).into();
-    let mut here = PathBuf::from("/");
+    // What is mounted, and what lies above it, is no link.
+    let leads_to_mount = |path: &Path| table.iter().any(|entry| entry.point.starts_with(path));
+    let mut todo: VecDeque<OsString> = names(path).into();
+    let mut here = start_of(path)?;
     let mut links = 0;
     while let Some(name) = todo.pop_front() {
         if name == ".." {
@@ -194,8 +228,11 @@ fn resolve(absolute: &Path, table: &[MountEntry]) -> crate::Result<PathBuf> {
         }
         let next = here.join(&name);
         let is_mount_point = table.iter().any(|entry| entry.point == next);
-        let last_in_buffer = todo.is_empty() && is_ours(&here);
-        if is_mount_point || last_in_buffer {
+        let stays = match follow {
+            Follow::OutsideMounts => is_below_ours(&here, table),
+            Follow::All => is_ours(&here) && (todo.is_empty() || leads_to_mount(&next)),
+        };
+        if is_mount_point || stays {
             here = next;
             continue;
         }
@@ -204,7 +241,7 @@ fn resolve(absolute: &Path, table: &[MountEntry]) -> crate::Result<PathBuf> {
                 links += 1;
                 if links > MAX_LINKS {
                     let error = std::io::Error::from_raw_os_error(libc::ELOOP);
-                    return Err(ControlError::io("follow the links of", Some(absolute), &error));
+                    return Err(ControlError::io("follow the links of", Some(path), &error));
                 }
                 if target.is_absolute() {
                     here = PathBuf::from("/");
@@ -251,14 +288,79 @@ mod tests {
             entry("/", "ext4", "/dev/vda", "/"),
             entry(point.to_str().unwrap(), "fuse.forebay", "forebay:/flash/s", "/"),
         ];
-        let at = |path: &str| resolve(&base.join(path), &table).unwrap();
+        let at = |path: &str| resolve(&base.join(path), &table, Follow::All).unwrap();
         assert_eq!(at("to"), point);
         assert_eq!(at("to/absent/../new"), point.join("new"));
         assert_eq!(at("mnt/../mnt/./x"), point.join("x"));
-        assert!(resolve(&base.join("loop/x"), &table).is_err());
+        for follow in [Follow::All, Follow::OutsideMounts] {
+            assert!(resolve(&base.join("loop/x"), &table, follow).is_err());
+        }
         let found = covering(&point.join("x"), &table).unwrap();
         assert_eq!(found.store_dir().unwrap(), PathBuf::from("/flash/s"));
         assert!(covering(&base, &table).unwrap().store_dir().is_none());
+    }
+
+    /// A directory that is no mount stands for one: what was looked at in it would be followed.
+    #[test]
+    fn a_mount_is_found_by_links_that_lead_to_it_and_nothing_in_it_is_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = std::fs::canonicalize(dir.path()).unwrap();
+        let point = base.join("mnt");
+        std::fs::create_dir_all(base.join("other")).unwrap();
+        std::fs::create_dir_all(point.join("inner")).unwrap();
+        for (target, link) in
+            [("mnt", "to"), ("to/in", "deep"), ("../other", "mnt/in"), ("../other", "mnt/inner/in")]
+        {
+            std::os::unix::fs::symlink(target, base.join(link)).unwrap();
+        }
+        let inner = point.join("inner");
+        let table = [
+            entry("/", "ext4", "/dev/vda", "/"),
+            entry(point.to_str().unwrap(), "fuse.forebay", "forebay:/flash/s", "/part"),
+            entry(inner.to_str().unwrap(), "tmpfs", "tmpfs", "/"),
+        ];
+        let at = |path: &str| above(&base.join(path), &table);
+        let inside = |path: &str| at(path).unwrap().path_in_buffer;
+        for path in ["mnt", "to", "mnt/./in/..", "other/../to"] {
+            assert_eq!(inside(path), PathBuf::from("/part"), "{path}");
+        }
+        for path in ["mnt/in/x", "deep/x", "to/absent/../in/x"] {
+            assert_eq!(inside(path), PathBuf::from("/part/in/x"), "{path}");
+        }
+        assert_eq!(at("to").unwrap().mount_point, point);
+        for path in ["other/x", "mnt/../other", "to/../../none", "mnt/inner/x"] {
+            assert_eq!(at(path), None, "{path}");
+        }
+        let written = |path: &str, how| resolve(&base.join(path), &table, how).unwrap();
+        assert_eq!(written("mnt/inner/in/x", Follow::OutsideMounts), inner.join("in/x"));
+        assert_eq!(written("mnt/in/x", Follow::All), base.join("other/x"));
+    }
+
+    #[test]
+    fn what_lies_above_a_mount_point_in_a_mount_is_not_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = std::fs::canonicalize(dir.path()).unwrap();
+        let point = base.join("mnt");
+        std::fs::create_dir(&point).unwrap();
+        // No directory is there: a look would follow the link.
+        std::os::unix::fs::symlink("../other", point.join("dir")).unwrap();
+        let inner = point.join("dir/inner");
+        let table = [
+            entry("/", "ext4", "/dev/vda", "/"),
+            entry(point.to_str().unwrap(), "fuse.forebay", "forebay:/flash/s", "/"),
+            entry(inner.to_str().unwrap(), "fuse.forebay", "forebay:/flash/t", "/"),
+        ];
+        assert_eq!(resolve(&inner, &table, Follow::All).unwrap(), inner);
+    }
+
+    #[test]
+    fn the_current_directory_has_no_links() {
+        let here = std::env::current_dir().unwrap();
+        let table = [entry("/", "ext4", "/dev/vda", "/")];
+        for follow in [Follow::All, Follow::OutsideMounts] {
+            assert_eq!(resolve(Path::new("."), &table, follow).unwrap(), here);
+            assert_eq!(resolve(Path::new("no/such/.."), &table, follow).unwrap(), here.join("no"));
+        }
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub use crate::path_bytes::PathBytes;
 pub const MAX_MESSAGE_BYTES: u32 = 16 << 20;
 /// File name of the socket in the store's directory.
 pub const SOCKET_NAME: &str = "control.sock";
+/// File name of the record of a mount of a served buffer, in the mount's own directory: it has no store of its own.
+pub const MOUNT_RECORD_NAME: &str = "mount.json";
 
 /// First message of a client; the answer is a [`Welcome`] or `Reply::Error`.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -465,6 +465,117 @@ fn commands_that_work_on_files_of_a_mount_name_its_stopped_server() {
     }
 }
 
+/// Runs commands at once while the server is stopped, where the environment names that one. Each has to say within so long what lets
+/// it go on, by a mount that the kernel knows nothing of any more.
+fn each_names_the_stopped_server(served: &Served, commands: &[Vec<&str>], within: Duration) {
+    /// Longer than what a look at a mount has told is believed.
+    const FORGOTTEN: Duration = Duration::from_secs(3);
+    std::thread::sleep(FORGOTTEN);
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let go_on = format!("`kill -CONT {pid}`");
+    let said: Vec<String> = std::thread::scope(|scope| {
+        let go_on = go_on.as_str();
+        let asking = commands.iter().map(|command| {
+            let mut asks = served.forebay(command);
+            asks.env("FOREBAY_SERVER", served.unix()).current_dir(served.root(0).parent().unwrap());
+            scope.spawn(move || try_run_until(&mut asks, within, |text| text.contains(go_on)).1)
+        });
+        let asking: Vec<_> = asking.collect();
+        asking.into_iter().map(|told| told.join().unwrap()).collect()
+    });
+    served.signal_server(0, libc::SIGCONT);
+    for (command, text) in commands.iter().zip(said) {
+        assert!(text.contains(&go_on), "{command:?}: {text}");
+        assert!(text.contains(&format!("process {pid} is stopped")), "{command:?}: {text}");
+    }
+}
+
+/// The mount is found by its path, and not looked at: also where a server is named that may have a buffer of that name.
+#[test]
+fn the_state_of_a_mount_and_of_a_file_is_asked_without_a_look_through_the_mount() {
+    /// It is told within some 3 s.
+    const SOON: Duration = Duration::from_secs(8);
+    let scratch = Served::new(Store::Tmpfs, &[Via::Local]);
+    let cache = Served::with(Options::cache(Store::Tmpfs, &[]), &[Via::Local]);
+    for served in [&scratch, &cache] {
+        let root = served.root(0);
+        fs::create_dir(root.join("d")).unwrap();
+        for name in ["f", "d/f"] {
+            fs::write(root.join(name), b"data").unwrap();
+        }
+        let links = tempfile::tempdir().unwrap();
+        let link = links.path().join("to");
+        std::os::unix::fs::symlink(&root, &link).unwrap();
+        let below = ["f", "d/f"].map(|name| root.join(name).to_str().unwrap().to_string());
+        let by_link = ["f", "d/f"].map(|name| link.join(name).to_str().unwrap().to_string());
+        let (point, link) = (root.to_str().unwrap(), link.to_str().unwrap());
+        let commands = [
+            vec!["status", point],
+            vec!["status", "--json", point],
+            vec!["status", link],
+            // A buffer could have this name.
+            vec!["status", root.file_name().unwrap().to_str().unwrap()],
+            vec!["status", &below[0]],
+            vec!["status", &below[1]],
+            vec!["status", &by_link[0]],
+            vec!["status", &by_link[1]],
+        ];
+        each_names_the_stopped_server(served, &commands, SOON);
+        let (ok, said) = served.local(&["status", &by_link[1]]);
+        assert!(ok && said.contains("4 bytes"), "{said}");
+    }
+    // A name that is no file here is that of a buffer, as before.
+    let (ok, said) = scratch.ask(0, &["status", "shared"]);
+    assert!(ok, "{said}");
+}
+
+/// To find the buffer of a path links on the way are followed: such a look says whom it waits for.
+#[test]
+fn commands_that_find_a_buffer_by_a_path_below_a_directory_name_its_stopped_server() {
+    let scratch: [&[&str]; 5] = [
+        &["events"],
+        &["stage", "status", "--buffer"],
+        &["top", "--once"],
+        &["stripe"],
+        &["stage", "in", "/etc/hostname"],
+    ];
+    let cache: [&[&str]; 4] = [&["wait"], &["flush"], &["warm"], &["verify"]];
+    let served = [
+        (Served::new(Store::Tmpfs, &[Via::Local]), &scratch[..]),
+        (Served::with(Options::cache(Store::Tmpfs, &[]), &[Via::Local]), &cache[..]),
+    ];
+    for (served, kinds) in &served {
+        let root = served.root(0);
+        fs::create_dir_all(root.join("d/e")).unwrap();
+        let links = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(&root, links.path().join("to")).unwrap();
+        let paths = [root.join("d/e"), links.path().join("to/d/e")];
+        let paths = paths.map(|path| path.to_str().unwrap().to_string());
+        let of_path = |path| kinds.iter().map(move |words| [*words, &[path]].concat());
+        let commands: Vec<Vec<&str>> =
+            paths.iter().flat_map(|path| of_path(path.as_str())).collect();
+        each_names_the_stopped_server(served, &commands, TOLD_WITHIN);
+    }
+}
+
+#[test]
+fn a_dead_mount_of_a_served_buffer_is_detached_and_its_files_stay() {
+    let served = Served::new(Store::Tmpfs, &[Via::Local]);
+    let path = served.root(0).join("f");
+    fs::write(&path, b"data").unwrap();
+    fs::File::open(&path).unwrap().sync_all().unwrap();
+    served.kill_mount(0);
+    let point = served.root(0).to_str().unwrap().to_string();
+    let (ok, said) = served.local(&["status", &point]);
+    assert!(!ok && said.contains("it is not running"), "{said}");
+    assert!(said.contains("its files stay there") && !said.contains("DESTROYS"), "{said}");
+    served.umount(0, &["--destroy"]).unwrap();
+    served.mount_again(0);
+    assert_eq!(fs::read(&path).unwrap(), b"data");
+}
+
 /// A mount says which server it waits for, goes on with it, and gives up when its patience is over, by a socket and by TCP.
 #[test]
 fn a_mount_that_begins_names_its_stopped_server_and_goes_on_with_it() {

@@ -76,11 +76,12 @@ fn died_text(status: ExitStatus) -> String {
 /// The store's directory: given, or that of the mount point given.
 fn store_of(args: &CheckArgs) -> Result<PathBuf, ControlError> {
     let target = canonical(&args.target)?;
-    if target.join("store.json").is_file() {
-        return Ok(target);
-    }
+    // Before anything is looked at through the mount, which may not answer.
     if let Some(mount) = mounts_at(|point| point == target)?.pop() {
         return Ok(mount.store_dir);
+    }
+    if target.join("store.json").is_file() {
+        return Ok(target);
     }
     let is_store = target.file_name().is_some_and(|name| name.as_bytes().starts_with(b"forebay-"));
     if target.is_dir() && is_store {

@@ -1,13 +1,16 @@
 //! A call on a path in a mount waits for the server that has it, as the calls of any program do. A command that makes such
 //! calls says so when they take long: whom the mount waits for, and why.
 //!
-//! Callers: `stage` (and so `commit`), `stripe`, `publish`; `stager`, `which_buffer`, `events` and the commands of a cache, which ask
-//! the mount's process as long; `umount` of a cache, and jobs (`job_servers`).
+//! The mount is found by the path as it is written, before anything is looked at in it.
+//!
+//! Callers: `stage` (and so `commit`), `stripe`, `publish`, `status`, `verify`, `top`; `stager`, `which_buffer`, `events` and the
+//! commands of a cache, which ask the mount's process as long; `umount` of a cache, and jobs (`job_servers`).
 
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::visible;
 use crate::said;
 use forebay_client::{Control, MountRef, mount_above};
+use forebay_proto::control::ControlError;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -44,7 +47,7 @@ impl Looking {
     /// At `path`, which may be in no mount: then nothing is ever told.
     pub fn at(path: &Path, work: Work) -> Looking {
         match mount_above(path) {
-            Some((point, store_dir)) => Looking::begin(path, work, point, store_dir),
+            Some(mount) => Looking::begin(path, work, mount.mount_point, mount.store_dir),
             None => Looking { looks: None, said: Arc::default() },
         }
     }
@@ -81,6 +84,12 @@ impl Looking {
             }
         }
     }
+}
+
+/// The buffer that a path lies in, see [`forebay_client::locate`]: directories on the way to it are looked at.
+pub fn locate(path: &Path) -> Result<MountRef, ControlError> {
+    let _looking = Looking::at(path, Work::Other("find the buffer of"));
+    forebay_client::locate(path)
 }
 
 fn tell_when_long(

@@ -6,7 +6,7 @@
 //! `PlanStatus` a line each second and at the end. The exit code is 1 unless the plan is done.
 
 use super::interrupted::{self, Caught};
-use super::looking::{Looking, Work};
+use super::looking::{self, Looking, Work};
 use super::plan_text::{
     behind_text, error_text, line, part_line, progress_text, queued_text, waited_for,
 };
@@ -117,20 +117,23 @@ pub(super) fn in_mount(
     pfs: &Path,
     buffer: &Path,
 ) -> Result<(Stager, PathBytes), ControlError> {
-    let _looking = Looking::at(buffer, Work::BeforePlan);
+    let looking = Looking::at(buffer, Work::BeforePlan);
     let place = match direction {
         Direction::In => locate(buffer),
         Direction::Out => locate_source(buffer),
     };
+    drop(looking);
     let place = place.map_err(|error| match meant_at_a_server(buffer) {
         Some(hint) if error.errno == Some(libc::ENOTTY) => error.hint(&hint),
         _ => error,
     })?;
-    if locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
+    // That may lie in another mount, whose server does not answer.
+    if looking::locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
         let error = ControlError::new("stage", Some(pfs), "both paths are in one buffer");
         return Err(error.errno(libc::EINVAL).hint("copy there with cp"));
     }
     let path = in_buffer(&place, buffer);
+    let _looking = Looking::at(buffer, Work::BeforePlan);
     let control = Control::connect_store(&place.store_dir)?;
     Ok((Stager::Mounted(Box::new((control, place))), path))
 }
@@ -418,7 +421,12 @@ pub(super) fn print_errors(status: &PlanStatus, flags: &str) {
 /// under the link's name, as with cp(1): the server only hears where the link leads.
 fn pfs_path(direction: Direction, pfs: &Path, buffer: &Path) -> anyhow::Result<PathBuf> {
     let absolute = std::path::absolute(pfs).context("find the current directory")?;
-    let into_directory = || pfs.as_os_str().as_bytes().ends_with(b"/") || absolute.is_dir();
+    let is_directory = || {
+        // It may lie in another mount, whose server does not answer.
+        let _looking = Looking::at(pfs, Work::BeforePlan);
+        absolute.is_dir()
+    };
+    let into_directory = || pfs.as_os_str().as_bytes().ends_with(b"/") || is_directory();
     // What is in the mount is looked at only where it matters: one of its servers may not answer.
     if direction == Direction::In || !into_directory() {
         return Ok(absolute);

@@ -2,6 +2,7 @@
 
 use super::at_once::at_once;
 use super::cached::Cached;
+use super::left_jobs;
 use super::looking::{Looking, Work};
 use super::status_ending::{self, Said};
 use super::still_mounted::has_ended;
@@ -11,8 +12,8 @@ use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use crate::servers::{BufferPath, Server};
 use crate::state_dir::MountRecord;
 use crate::{site, state_dir};
-use forebay_client::{Control, MountRef, may_have_ended, mounts, server_process};
-use forebay_jobs::run::record::{LeftOver, RECORD_NAME, as_path, left_at, left_over};
+use forebay_client::{Control, MountRef, may_have_ended, mount_above, mounts, server_process};
+use forebay_jobs::run::record::{LeftOver, RECORD_NAME, as_path, left_at};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, NO_ANSWER_YET, PathBytes};
 use forebay_proto::layout::LOG;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
@@ -108,11 +109,26 @@ pub fn run(args: StatusArgs) -> Outcome {
 /// that is no file here.
 fn buffer_named(args: &StatusArgs, path: &Path) -> Option<BufferPath> {
     let named = BufferPath::parse(path.as_os_str());
-    if named.is_some() || args.at.server.is_none() || path.exists() {
+    if named.is_some() || args.at.server.is_none() {
         return named;
     }
+    // What has a slash is no name: such a path is not looked at here.
     let name = path.to_str()?.trim_end_matches(':').parse().ok()?;
-    Some(BufferPath { name, path: PathBytes::new(b"/") })
+    (!is_here(path)).then(|| BufferPath { name, path: PathBytes::new(b"/") })
+}
+
+/// Whether something has this name in the current directory. In a mount it is looked at only where that directory lies in one: else
+/// the name is that of the mount point, or of a link that leads to it.
+fn is_here(name: &Path) -> bool {
+    match (mount_above(Path::new(".")), mount_above(name)) {
+        (None, None) => name.exists(),
+        (None, Some(_)) => true,
+        (Some(_), _) => {
+            let _looking = Looking::at(name, Work::Other("look at"));
+            // What cannot be told is told by who asks about the path.
+            forebay_client::locate(name).is_err() || name.try_exists().unwrap_or(true)
+        }
+    }
 }
 
 /// A cache tells of its files itself; of other buffers the ledger does.
@@ -350,8 +366,7 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
 
 /// Finds the jobs on the flash whose runner is gone, and names them with their buffers.
 fn name_left_jobs(places: &[PathBuf], listed: &mut Vec<Listed>) {
-    // What cannot be listed holds no job of this user.
-    for job in places.iter().flat_map(|dir| left_over(dir).unwrap_or_default()) {
+    for job in left_jobs::find(places) {
         let of_job =
             listed.iter_mut().find(|e| e.mount_point.as_ref() == Some(&job.record.mount_point));
         match of_job {
@@ -361,10 +376,12 @@ fn name_left_jobs(places: &[PathBuf], listed: &mut Vec<Listed>) {
             None => {}
         }
     }
-    // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it.
+    // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it: where no flash directory says so.
     for entry in listed.iter_mut().filter(|entry| !entry.has_job()) {
         let Some(point) = &entry.mount_point else { continue };
-        let job = as_path(point).parent().and_then(|dir| left_at(&dir.join(RECORD_NAME)));
+        // In another mount nothing is looked at: its server may not answer.
+        let dir = as_path(point).parent().filter(|dir| mount_above(dir).is_none());
+        let job = dir.and_then(|dir| left_at(&dir.join(RECORD_NAME)));
         if let Some(job) = job.filter(|job| job.record.mount_point == *point) {
             entry.name_job(&job);
         }

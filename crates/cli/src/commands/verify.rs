@@ -6,6 +6,7 @@
 //! replaces it meanwhile is told and not mixed in.
 
 use super::cache::progress;
+use super::looking::{Looking, Work};
 use crate::args::VerifyArgs;
 use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
@@ -93,6 +94,7 @@ struct Findings {
 
 /// Runs the command.
 pub fn run(args: VerifyArgs) -> Outcome {
+    let _looking = Looking::at(&args.directory, Work::Other(WHAT));
     let top = open_top(&args.directory)?;
     let manifest = read_manifest(&top, &args.directory)?;
     let found = compare(&top, &manifest, args.json)?;

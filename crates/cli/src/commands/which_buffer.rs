@@ -6,7 +6,7 @@
 //! answer is told, and may be the one that is meant: it has to be named, or another one.
 
 use super::at_once::at_once;
-use super::looking::{Looking, Work};
+use super::looking::{self, Looking, Work};
 use super::still_mounted::has_ended;
 use crate::daemon::{PLANS_WAIT, asker_waits};
 use crate::failure::{Usage, visible};
@@ -81,7 +81,8 @@ fn none() -> ControlError {
 /// meant. `plans` are those that the command acts on.
 pub fn connect(path: Option<&Path>, plans: &[PlanId]) -> anyhow::Result<(Control, MountRef)> {
     if let Some(path) = path {
-        return Ok(Control::connect_path(path)?);
+        let place = looking::locate(path)?;
+        return Ok((Control::connect_store(&place.store_dir)?, place));
     }
     if let Ok(place) = locate(Path::new(".")) {
         return Ok((Control::connect_store(&place.store_dir)?, place));

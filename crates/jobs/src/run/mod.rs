@@ -248,6 +248,10 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         plans: Vec::new(),
     };
     record.save(&dir).map_err(|e| RunError::io("write to", &dir, &e))?;
+    if config.work_dir.is_some() {
+        // The job does not need it: `forebay status` finds it while it is mounted, and where its directory is named.
+        let _ = record::note_elsewhere(&flash, &dir);
+    }
     Ok((record, dir))
 }
 

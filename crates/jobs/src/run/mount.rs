@@ -4,7 +4,7 @@
 //! Each has a time limit: a teardown must hold nobody. What the command says on standard error
 //! is the reason that the user gets; what it waits for, they get while it waits. Called by [`super`].
 
-use super::record::{JobRecord, RECORD_NAME, as_path, jobs_dir};
+use super::record::{JobRecord, RECORD_NAME, as_path, forget_elsewhere, jobs_dir};
 use super::signals::{Signals, with_clear_mask};
 use super::waiting::Waiting;
 use super::words::reason;
@@ -353,12 +353,11 @@ pub fn remove_job_dir(record: &JobRecord, dir: &Path) -> io::Result<()> {
             fs::remove_file(entry.path())?;
         }
     }
+    let flash = as_path(&record.flash);
+    forget_elsewhere(flash, dir);
     fs::remove_file(dir.join(RECORD_NAME))?;
     fs::remove_dir(dir)?;
     // The directory of jobs goes with the last one; while it has others, this fails.
-    let jobs = jobs_dir(as_path(&record.flash));
-    if dir.parent() == Some(&jobs) {
-        let _ = fs::remove_dir(&jobs);
-    }
+    let _ = fs::remove_dir(jobs_dir(flash));
     Ok(())
 }

@@ -2,8 +2,8 @@
 //! the process that runs the job, another can say what is left and finish it.
 //!
 //! It lies in the job's directory, `FLASH/forebay-jobs-UID/job-ID/job.json`, beside the mount
-//! point: it lives as long as the buffer's flash. Invariants: a step is recorded before it
-//! begins; the file is always a whole record (written beside, fsynced, renamed).
+//! point: it lives as long as the buffer's flash. Of a job whose directory lies elsewhere (`--work-dir`) a link there leads to that.
+//! Invariants: a step is recorded before it begins; the file is always a whole record (written beside, fsynced, renamed).
 
 use super::nodes::OWN_LINK;
 use super::served_job::ServedJob;
@@ -302,6 +302,35 @@ const MAKE_TRIES: u32 = 10;
 /// Those of the file system; permission denied if the directory of jobs is not this user's own
 /// (a flash directory may be writable by everyone).
 pub fn make_job_dir(flash: &Path, id: &str) -> io::Result<PathBuf> {
+    in_jobs_dir(flash, |jobs| {
+        let dir = jobs.join(id);
+        fs::DirBuilder::new().mode(0o700).create(&dir)?;
+        Ok(dir)
+    })
+}
+
+/// Makes a link to the directory of a job that lies elsewhere than in the directory of jobs: by it that is found from the flash
+/// directory, also when the job's mount is gone. See [`dirs_elsewhere`].
+///
+/// # Errors
+/// As [`make_job_dir`].
+pub fn note_elsewhere(flash: &Path, dir: &Path) -> io::Result<()> {
+    let Some(name) = dir.file_name() else { return Ok(()) };
+    in_jobs_dir(flash, |jobs| std::os::unix::fs::symlink(dir, jobs.join(name)))
+}
+
+/// Removes what [`note_elsewhere`] made, if it is there.
+pub fn forget_elsewhere(flash: &Path, dir: &Path) {
+    let Some(name) = dir.file_name() else { return };
+    let link = jobs_dir(flash).join(name);
+    if fs::read_link(&link).is_ok_and(|target| target == dir) {
+        // What cannot be removed leads to nothing any more.
+        let _ = fs::remove_file(link);
+    }
+}
+
+/// Makes something in the directory of jobs, which is made too.
+fn in_jobs_dir<T>(flash: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
     let jobs = jobs_dir(flash);
     let mut tries = 0;
     loop {
@@ -309,11 +338,7 @@ pub fn make_job_dir(flash: &Path, id: &str) -> io::Result<PathBuf> {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let made = own_dir(&jobs).and_then(|jobs| {
-            let dir = jobs.join(id);
-            fs::DirBuilder::new().mode(0o700).create(&dir)?;
-            Ok(dir)
-        });
+        let made = own_dir(&jobs).and_then(|jobs| make(&jobs));
         tries += 1;
         match made {
             Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MAKE_TRIES => {}
@@ -371,12 +396,25 @@ pub fn left_over_in(work_dir: &Path) -> io::Result<Vec<LeftOver>> {
     let mut found = Vec::new();
     for entry in entries.take(MAX_LISTED_JOBS) {
         let entry = entry?;
-        if entry.file_name().as_bytes().starts_with(JOB_PREFIX.as_bytes()) {
+        // What a link leads to may not answer, see [`dirs_elsewhere`].
+        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        if !is_link && entry.file_name().as_bytes().starts_with(JOB_PREFIX.as_bytes()) {
             found.extend(left_at(&entry.path().join(RECORD_NAME)));
         }
     }
     found.sort_by(|a, b| a.record.id.cmp(&b.record.id));
     Ok(found)
+}
+
+/// The directories of jobs with this flash directory that lie elsewhere (`--work-dir`). Nothing is looked at there: they may be on a
+/// file system that does not answer, or be gone.
+pub fn dirs_elsewhere(flash: &Path) -> Vec<PathBuf> {
+    let Ok(jobs) = own_dir(&jobs_dir(flash)) else { return Vec::new() };
+    let entries = fs::read_dir(jobs).into_iter().flatten().flatten();
+    let links =
+        entries.filter(|entry| entry.file_name().as_bytes().starts_with(JOB_PREFIX.as_bytes()));
+    let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
+    targets.filter(|target| target.is_absolute()).take(MAX_LISTED_JOBS).collect()
 }
 
 /// The job of a record, if nobody runs it any more. What is no readable record of this user is none.
@@ -404,7 +442,8 @@ pub fn remove_unborn(flash: &Path, now: SystemTime) {
         return;
     }
     let entries = fs::read_dir(&jobs).into_iter().flatten().flatten();
-    for entry in entries.take(MAX_LISTED_JOBS) {
+    let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    for entry in entries.filter(is_dir).take(MAX_LISTED_JOBS) {
         let dir = entry.path();
         let is_old = entry
             .metadata()
@@ -458,6 +497,25 @@ mod tests {
         fs::set_permissions(jobs_dir(flash.path()), open).expect("chmod");
         let error = make_job_dir(flash.path(), "job-1").expect_err("refused");
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_job_whose_directory_lies_elsewhere_is_noted_until_it_is_gone() {
+        let (flash, work) =
+            (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let dir = work.path().canonicalize().expect("there").join("job-1-2");
+        fs::create_dir(&dir).expect("mkdir");
+        note_elsewhere(flash.path(), &dir).expect("noted");
+        let here = make_job_dir(flash.path(), "job-1-3").expect("make");
+        assert_eq!(dirs_elsewhere(flash.path()), [dir.clone()]);
+        // What has no record is old enough to be removed, and what a link leads to is none of that.
+        fs::create_dir(dir.join(MOUNT_NAME)).expect("mkdir");
+        remove_unborn(flash.path(), SystemTime::now() + UNBORN_AGE * 2);
+        assert!(dir.join(MOUNT_NAME).exists() && !here.exists());
+        forget_elsewhere(flash.path(), &work.path().join("job-1-2-3"));
+        assert_eq!(dirs_elsewhere(flash.path()), [dir.clone()]);
+        forget_elsewhere(flash.path(), &dir);
+        assert!(dirs_elsewhere(flash.path()).is_empty() && dir.exists());
     }
 
     #[test]

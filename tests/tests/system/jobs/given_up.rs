@@ -77,6 +77,46 @@ fn a_job_that_was_given_up_is_not_resumed_and_each_command_names_the_one_that_fi
     site.assert_clean();
 }
 
+/// With `--work-dir` nothing of such a job is below the flash directory, and without its mount nothing leads to it but what the job
+/// has noted there.
+#[test]
+fn a_job_that_was_given_up_is_listed_where_its_directory_lies_elsewhere_and_its_mount_is_gone() {
+    let site = Site::of_servers(2);
+    let work = site.place.base.join("work");
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let args = ["--servers", "2", "--work-dir", work.to_str().unwrap()];
+    let run = Run::wait(site.start(&script, "", &args)).expect(121);
+    let record = run.record();
+    assert!(record.starts_with(work.to_str().unwrap()), "{record}");
+    let discarding = begin_to_discard(&site, &record);
+    std::thread::sleep(Duration::from_millis(500));
+    signal(discarding.id() as i32, libc::SIGINT);
+    Run::wait(discarding).expect(128 + libc::SIGINT);
+    // The command may have ended it: then there is nothing to be content with.
+    let _ = site.forebay(&["umount", "--force"]).arg(run.mount_point()).output();
+    until("the mount is gone", || site.place.mounts().is_empty());
+
+    let finish = format!("run --discard {record}");
+    let flash = site.place.flash();
+    for named in [None, Some(&flash), Some(&work)] {
+        let mut status = site.forebay(&["status"]);
+        if let Some(dir) = named {
+            status.arg("--flash").arg(dir);
+        }
+        let listed = procs::run(&mut status);
+        let of_job: Vec<&str> = listed.lines().filter(|line| line.contains(&record)).collect();
+        assert!(of_job.len() == 1 && of_job[0].ends_with(&finish), "{named:?}: {listed}");
+    }
+    let listed = procs::run(site.forebay(&["status", "--json", "--flash"]).arg(&flash));
+    assert!(listed.contains(&format!("\"discard\":\"{record}\"")), "{listed}");
+
+    signal(site.member(1), libc::SIGCONT);
+    Run::wait(site.discard(&record)).expect(0);
+    until("the rest of the buffer is gone", || site.buffers().is_empty());
+    assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
+    site.assert_clean();
+}
+
 #[test]
 fn a_job_that_a_command_has_in_hand_is_taken_up_by_no_other_one() {
     let site = Site::of_servers(2);

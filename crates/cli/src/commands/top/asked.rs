@@ -4,11 +4,12 @@
 //! Invariant: one who does not answer is named below the table and costs the others nothing; a mount that
 //! comes back is asked again at the next look. Called by [`super::run`].
 
+use super::super::looking;
 use super::super::still_mounted::has_ended;
 use crate::args::TopArgs;
 use crate::daemon::{FIGURES_WAIT, asker_waits};
 use crate::servers::Server;
-use forebay_client::{Control, MountRef, locate, mounts};
+use forebay_client::{Control, MountRef, mounts};
 use forebay_proto::control::ControlError;
 use forebay_proto::metrics::PoolMetrics;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
@@ -68,7 +69,7 @@ impl Asked {
         let mut asked = Asked { mounts: Vec::new(), named_mount: false, server: None, until };
         match (&args.mount_point, &args.at.server) {
             (Some(point), _) => {
-                asked.mounts.push(Mount::new(locate(point)?));
+                asked.mounts.push(Mount::new(looking::locate(point)?));
                 asked.named_mount = true;
             }
             (None, Some(_)) => asked.server = Some(Server::connect(&args.at, None)?.quiet()),
