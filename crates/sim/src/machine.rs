@@ -32,12 +32,13 @@ const COMPUTE_KEYS: [&str; 7] =
     ["nodes", "processes_per_node", "processors", "shared", "port", "mtbf", "restart"];
 const IO_KEYS: [&str; 3] = ["nodes", "link", "mtbf"];
 const LINK_KEYS: [&str; 4] = ["rate", "write_rate", "read_rate", "round_trip"];
-const STORAGE_KEYS: [&str; 10] = [
+const STORAGE_KEYS: [&str; 11] = [
     "servers",
     "stripe",
     "placement",
     "port",
     "device",
+    "reads_delay_writes",
     "controller",
     "names",
     "sync",
@@ -144,6 +145,8 @@ pub struct Storage {
     pub port: Option<Link>,
     /// A server's disks, as one device.
     pub device: Device,
+    /// Whether reads and writes of the disks wait for each other.
+    pub shared_device: bool,
     /// What several servers share.
     pub controller: Option<Controller>,
     /// Share of the capacity in use, 0 to 1: disks are slower inside. See [`Storage::fill_factor`].
@@ -642,6 +645,7 @@ fn storage(table: &Table) -> Result<Storage, Fault> {
         },
         port: optional_link(table, "port")?,
         device: device::read(&section(table, "device")?)?,
+        shared_device: table.boolean("reads_delay_writes")?.unwrap_or(true),
         controller: controller
             .map(|table| -> Result<_, Fault> {
                 table.knows(&CONTROLLER_KEYS)?;

@@ -121,6 +121,9 @@ pub struct Sizing {
 
 /// Candidates of an answer, about: for the progress.
 const STEPS: usize = 12;
+/// Of an answer that is searched for from a guess on, also these shares are simulated: how fast it gets worse below is to be seen, and
+/// the search itself looks only right beside it.
+const BELOW: [f64; 3] = [0.5, 0.7, 0.85];
 /// The answer is told to this share.
 const PRECISION: f64 = 0.01;
 /// Seeds of a candidate that are simulated before it is looked whether too many have stalled, at least: independent of threads, so
@@ -393,6 +396,13 @@ impl Sizer<'_> {
             true if does(range.smallest, true)? => Some(range.smallest),
             true => Some(least_between(&range, &mut does)?),
         };
+        if let (Some(least), Some(_)) = (least, range.guess) {
+            for value in BELOW.map(|share| least * share) {
+                if value > range.smallest {
+                    does(value, false)?;
+                }
+            }
+        }
         // Of the same value the first: the range may be of one.
         let at = least.unwrap_or(largest);
         let of = tried.iter().find(|tried| tried.value == at).copied();

@@ -290,6 +290,9 @@ fn machine_file(
     text.push_str(
         "  \"A device that is faster with several requests at once is faster than this.\",\n",
     );
+    text.push_str(
+        "  \"Reads and writes of a device wait for each other. Where each direction has a rate of its own, set reads_delay_writes = false.\",\n",
+    );
     text.push_str("]\n");
     let _ = write!(
         text,

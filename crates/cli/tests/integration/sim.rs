@@ -214,6 +214,12 @@ fn what_is_wrong_is_told_with_file_key_and_what_was_expected() {
     );
     let few = failed(&["run", "-N", "64", "-F", "--max-events", "100"]);
     assert!(few.contains("expected at most 100 events"), "{few}");
+    // Both ways out are told, with what each takes.
+    let month = failed(&["run", "month-2011"]);
+    let ways = month.split_once("; expected at most 1000000000 events: --coarse (about ");
+    let (rough, all) = ways.and_then(|(_, ways)| ways.split_once("), --max-events ")).unwrap();
+    assert!(rough.contains(" million events, ") && rough.ends_with(" s"), "{month}");
+    assert!(all.contains("000000 (all of them, ") && all.contains(" minutes)"), "{month}");
     let strip = ["buffer.redundancy.kind=parity", "buffer.redundancy.strip=0"];
     let strip = failed(&["run", "--set", strip[0], "--set", strip[1]]);
     assert!(strip.contains("buffer.redundancy.strip: it is 0; expected a size"), "{strip}");

@@ -3,9 +3,10 @@
 //! Nothing is simulated here: what does not fit is told before a run, with the key of the file that says so.
 //! Callers: `model`, before a run; `jobs`.
 
+use super::jobs::{MOST_STILL, stands_still};
 use super::{Key, Options, SimError};
 use crate::machine::{Attach, DrainWhen, Machine};
-use crate::program::{Action, Job, Program, Who};
+use crate::program::{Action, Job, Phase, Program, Who};
 use forebay_policy::room::reserve_bytes;
 use forebay_sim_engine::queue::LAST_NS;
 
@@ -36,6 +37,7 @@ pub(super) fn fits(
     for job in &program.jobs {
         fits_nodes(machine, job)?;
         fits_time(job)?;
+        goes_on(options, job)?;
         fits_bytes(machine, job, &mut bytes)?;
         processes += simulated_processes(machine, options, job);
         if processes > MOST_PROCESSES {
@@ -57,6 +59,25 @@ pub(super) fn simulated_processes(machine: &Machine, options: &Options, job: &Jo
     let (per_origin, merge) = merging(machine, options, job);
     let whole = u64::from(job.processes) / per_origin * per_origin.div_ceil(merge);
     whole + (u64::from(job.processes) % per_origin).div_ceil(merge)
+}
+
+/// Whether no phase of a job is repeated so often without anything in it that takes time that the run would be given up.
+fn goes_on(options: &Options, job: &Job) -> Result<(), SimError> {
+    let most = MOST_STILL.min(options.max_events);
+    let is_still = |phase: &&Phase| {
+        phase.pause_ns == 0
+            && phase.steps.iter().all(|step| match step.action {
+                Action::Compute { ns } => ns == 0,
+                Action::Barrier | Action::Meet { .. } | Action::Signal { .. } => true,
+                _ => false,
+            })
+    };
+    let too_often =
+        |phase: &&Phase| phase.who.count(job.processes) > 0 && u64::from(phase.repeat) > most;
+    match job.phases.iter().filter(is_still).find(too_often) {
+        Some(phase) => Err(stands_still(&job.name, &phase.name, most)),
+        None => Ok(()),
+    }
 }
 
 /// Whether what a job computes and pauses is a time that can be counted.

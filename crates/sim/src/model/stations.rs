@@ -36,8 +36,10 @@ pub enum Class {
     ServerOut,
     /// A controller of several servers.
     Controller,
-    /// A server's disks.
+    /// A server's disks; with separate reads, their writes.
     Disk,
+    /// A server's disks, reads, where they do not delay writes.
+    DiskRead,
     /// A fabric buffer's port, inwards.
     BufferIn,
     /// A fabric buffer's port, outwards.
@@ -52,7 +54,7 @@ pub enum Class {
 
 impl Class {
     /// All, in the order of their numbers.
-    pub const ALL: [Class; 15] = [
+    pub const ALL: [Class; 16] = [
         Class::NodeOut,
         Class::NodeIn,
         Class::IoUp,
@@ -63,6 +65,7 @@ impl Class {
         Class::ServerOut,
         Class::Controller,
         Class::Disk,
+        Class::DiskRead,
         Class::BufferIn,
         Class::BufferOut,
         Class::Flash,
@@ -83,6 +86,7 @@ impl Class {
             Class::ServerOut => "port of a server, outwards",
             Class::Controller => "controller",
             Class::Disk => "disks of a server",
+            Class::DiskRead => "disks of a server, reads",
             Class::BufferIn => "port of a buffer",
             Class::BufferOut => "port of a buffer, outwards",
             Class::Flash => "flash",
@@ -245,6 +249,14 @@ impl Stations {
         &self.ways[kind as usize]
     }
 
+    /// Events of a request of a kind that waits nowhere else: one where it leaves a line to which no other is joined.
+    pub(super) fn events_of(&self, kind: Kind) -> f64 {
+        let way = self.way(kind);
+        let lines = way.hops.iter().zip(way.joined.iter().skip(1));
+        let leaves = lines.filter(|(hop, joined)| matches!(hop, Hop::At(_)) && !**joined);
+        leaves.count() as f64
+    }
+
     /// A request comes to a line of its way at `arrives_ns`; when it leaves. `is_ahead`: told now (`now_ns`) of a line that is
     /// joined to the one before.
     #[inline]
@@ -283,7 +295,7 @@ impl Stations {
                 let written = if written == each { bytes } else { written * many };
                 group.write.ns(written, operations).saturating_add(read_ns)
             }
-            Class::Disk => {
+            Class::Disk | Class::DiskRead => {
                 let rate = if reads { &group.read } else { &group.write };
                 let mut ns = rate.ns(bytes, operations);
                 if self.seek_ns > 0 {
@@ -371,7 +383,7 @@ impl Stations {
         let place = match class {
             Class::NodeOut | Class::NodeIn | Class::Processors => at.node,
             Class::IoUp | Class::IoDown | Class::NetworkOut | Class::NetworkIn => at.origin,
-            Class::ServerIn | Class::ServerOut | Class::Disk => at.server,
+            Class::ServerIn | Class::ServerOut | Class::Disk | Class::DiskRead => at.server,
             Class::Controller => at.server / self.servers_of_controller,
             Class::BufferIn | Class::BufferOut | Class::Flash | Class::FlashRead => at.buffer,
         };
@@ -407,14 +419,16 @@ fn groups(machine: &Machine) -> Vec<Group> {
     }
     let device = &storage.device;
     let factor = storage.fill_factor();
-    groups[Class::Disk as usize] = Group::at_once(
-        storage.servers,
-        Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s)
-            .with_sizes(write_shares(device)),
-        Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s)
-            .with_sizes(read_shares(device)),
-        device.at_once,
-    );
+    let write = Rate::new(device.write_bytes_per_s * factor, device.write_overhead_s)
+        .with_sizes(write_shares(device));
+    let read = Rate::new(device.read_bytes_per_s * factor, device.read_overhead_s)
+        .with_sizes(read_shares(device));
+    let (servers, at_once) = (storage.servers, device.at_once);
+    if !storage.shared_device {
+        let group = Group::at_once(servers, write.clone(), read.clone(), at_once);
+        groups[Class::DiskRead as usize] = group;
+    }
+    groups[Class::Disk as usize] = Group::at_once(servers, write, read, at_once);
     if let Some(controller) = &storage.controller {
         let rate = Rate::new(controller.bytes_per_s, 0.0);
         groups[Class::Controller as usize] =
@@ -455,7 +469,7 @@ fn rate_of(class: Class) -> &'static str {
         Class::NetworkOut | Class::NetworkIn => "network.rate",
         Class::ServerIn | Class::ServerOut => "storage.port",
         Class::Controller => "storage.controller",
-        Class::Disk => "storage.device",
+        Class::Disk | Class::DiskRead => "storage.device",
         Class::BufferIn | Class::BufferOut => "buffer.port",
         Class::Flash | Class::FlashRead => "buffer.device",
         Class::Processors => "compute.processors",
@@ -596,13 +610,15 @@ impl<'m> WayMaker<'m> {
 const TO_NETWORK: &[Class] = &[Class::NodeOut, Class::IoUp, Class::NetworkOut];
 const FROM_NETWORK: &[Class] = &[Class::NetworkIn, Class::IoDown, Class::NodeIn];
 const TO_DISK: &[Class] = &[Class::ServerIn, Class::Controller, Class::Disk];
-const FROM_DISK: &[Class] = &[Class::Disk, Class::Controller, Class::ServerOut];
+const FROM_DISK: &[Class] = &[Class::Controller, Class::ServerOut];
 
 /// The ways in this machine, by the numbers of their kinds.
 fn ways(machine: &Machine, groups: &[Group]) -> [Way; 5] {
     let maker = WayMaker::new(machine, groups);
     let write_storage = maker.way(&[TO_NETWORK, TO_DISK], None, maker.far_s);
-    let read_storage = maker.way(&[FROM_DISK, FROM_NETWORK], None, maker.far_s);
+    let disk: &[Class] =
+        if machine.storage.shared_device { &[Class::Disk] } else { &[Class::DiskRead] };
+    let read_storage = maker.way(&[disk, FROM_DISK, FROM_NETWORK], None, maker.far_s);
     let Some(buffer) = &machine.buffer else {
         let none = write_storage.clone();
         return [write_storage, none.clone(), read_storage.clone(), read_storage, none];
@@ -631,7 +647,7 @@ pub(super) fn numbered_by(class: Class) -> Of {
     match class {
         Class::NodeOut | Class::NodeIn | Class::Processors => Of::Node,
         Class::IoUp | Class::IoDown | Class::NetworkOut | Class::NetworkIn => Of::Origin,
-        Class::ServerIn | Class::ServerOut | Class::Disk => Of::Server,
+        Class::ServerIn | Class::ServerOut | Class::Disk | Class::DiskRead => Of::Server,
         Class::Controller => Of::Controller,
         Class::BufferIn | Class::BufferOut | Class::Flash | Class::FlashRead => Of::Buffer,
     }

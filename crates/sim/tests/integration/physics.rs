@@ -246,6 +246,31 @@ fn the_drain_of_one_job_slows_another() {
 }
 
 #[test]
+fn disks_with_a_rate_for_each_direction_read_beside_writes() {
+    let reader = r#"workload = 1
+        file = [{ name = "w", path = "w.{process}" }, { name = "r", path = "r.{process}", size = "64MiB", prepared = true }]
+        [[job]]
+        name = "reader"
+        phase = [{ name = "read", steps = [{ read = "r", transfer = "1MiB" }] }]
+        "#;
+    let writer = r#"
+        [[job]]
+        name = "writer"
+        phase = [{ name = "write", steps = [{ write = "w", block = "256MiB", transfer = "1MiB" }] }]"#;
+    let read_s = |set: &[&str], text: &str| {
+        let set = [&["buffer=none"][..], set].concat();
+        run(&machine(&set), &program(text)).jobs[0].phases[0].time_s
+    };
+    let both = format!("{reader}{writer}");
+    let alone_s = read_s(&[], reader);
+    // One line for both: a write comes before each read.
+    let shared_s = read_s(&[], &both);
+    assert!(shared_s > 1.7 * alone_s, "{shared_s} {alone_s}");
+    let apart_s = read_s(&["storage.reads_delay_writes=false"], &both);
+    assert!((apart_s / alone_s - 1.0).abs() < 0.01, "{apart_s} {alone_s}");
+}
+
+#[test]
 fn what_is_still_in_the_buffer_is_read_from_flash() {
     let text = |mib: u32| {
         format!(
@@ -347,8 +372,25 @@ fn what_cannot_end_says_what_waits_for_what() {
         name = "a"
         phase = [{ name = "p", repeat = 4000000000, meet = false, steps = [{ think = "0s" }] }]"#,
     );
-    let why = model::run(&machine(&[]), &still, &long).unwrap_err().to_string();
-    assert!(why.contains("phase p of job a has been repeated 1000 times"), "{why}");
+    // Some phases show it beforehand, others while they are repeated: it is the same limit, in the same words.
+    let signals = program(
+        r#"workload = 1
+        [[job]]
+        name = "a"
+        phase = [{ name = "p", repeat = 4000000000, meet = false, steps = [{ signal = "e" }, { await = "e" }] }]"#,
+    );
+    let told = |program: &Program, options: &Options| {
+        model::run(&machine(&[]), program, options).unwrap_err()
+    };
+    for repeated in [&still, &signals] {
+        let why = told(repeated, &long).to_string();
+        let limit = "phase p of job a: more than 1000 repetitions of its processes together, and no time has passed; \
+                     expected something in it that takes time, or at most 1000 repetitions";
+        assert!(why.contains(limit), "{why}");
+    }
+    let why = told(&still, &Options::default()).to_string();
+    assert!(why.contains("more than 268435456 repetitions of its"), "{why}");
+    assert!(why.contains("or at most 268435456 repetitions"), "{why}");
 }
 
 #[test]

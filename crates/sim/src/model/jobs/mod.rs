@@ -16,6 +16,7 @@ mod signals;
 mod steps;
 mod stuck;
 
+pub(super) use steps::{MOST_STILL, NAMES_PARTS, stands_still};
 pub(super) use stuck::Waits;
 
 use super::Options;

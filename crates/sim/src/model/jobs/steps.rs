@@ -11,14 +11,25 @@ use crate::program::{Action, Phase, Step, Who};
 use forebay_sim_engine::TimeNs;
 
 /// Repetitions of phases, of all processes, without time going on: seconds of a simulation that does nothing.
-const MOST_STILL: u64 = 1 << 28;
+pub(in super::super) const MOST_STILL: u64 = 1 << 28;
 /// A phase's pause, beside its steps, as a time that varies.
 const PAUSE: u32 = 0xffff;
 /// The meeting at the beginning of a repetition, and numbered ones, beside those of steps.
 const BEGINNING: u32 = u32::MAX;
 const MEETINGS: u32 = 1 << 31;
 /// The operations on names of a step are asked for in so many parts, between which others have their turn.
-const NAMES_PARTS: u64 = 256;
+pub(in super::super) const NAMES_PARTS: u64 = 256;
+
+/// A phase is repeated, and no time passes: after so many repetitions, those of all its processes together.
+pub(in super::super) fn stands_still(job: &str, phase: &str, most: u64) -> SimError {
+    SimError::Stuck {
+        why: format!(
+            "phase {phase} of job {job}: more than {most} repetitions of its processes together, and no time has passed"
+        ),
+        expected: format!("something in it that takes time, or at most {most} repetitions"),
+        key: Key::Workload("repeat"),
+    }
+}
 
 impl Jobs<'_> {
     /// A process goes on from where it is, until it has to wait.
@@ -84,18 +95,12 @@ impl Jobs<'_> {
         if phase.checkpoint && !restored {
             state.checkpoints.ended(ended.0, ended.1, now_ns);
         }
-        if traffic.clock().repeats() <= MOST_STILL.min(self.options.max_events) {
+        let most = MOST_STILL.min(self.options.max_events);
+        if traffic.clock().repeats() <= most {
             return true;
         }
         let job = &self.program.jobs[process.job as usize].name;
-        traffic.clock().fail(SimError::Stuck {
-            why: format!(
-                "phase {} of job {job} has been repeated {} times, and no time has passed",
-                phase.name, ended.1
-            ),
-            expected: "something in it that takes time, or fewer repetitions".into(),
-            key: Key::Workload("repeat"),
-        });
+        traffic.clock().fail(stands_still(job, &phase.name, most));
         false
     }
 
