@@ -1,8 +1,9 @@
 //! What `forebay umount` does before it unmounts a cache: all of it drains, whichever mount wrote it.
 //!
 //! Invariants: a cache that was not drained stays mounted, unless the user keeps it or gives up what is dirty. A server that is
-//! stopped is waited for, whichever of the cache's it is, but not beyond the time of the command, which then names it. Only this
-//! command waits: Ctrl-C ends that, and the mount's process ends by a signal as always. Called by `umount`.
+//! stopped is waited for, whichever of the cache's it is, but not beyond the time of the command, which then names it; with --no-wait
+//! that is [`NO_WAIT`]. Only this command waits: Ctrl-C ends that, and the mount's process ends by a signal as always. Called by
+//! `umount`.
 
 use super::cache;
 use super::cached::Cached;

@@ -239,7 +239,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let (data, precious) = (base.path().join("data"), base.path().join("precious"));
         fs::create_dir_all(data.join("00/01")).unwrap();
-        let large = vec![7; 1 << 20];
+        let large = vec![7u8; 1 << 20];
         for path in [&precious, &data.join("00/01/object"), &data.join("whole")] {
             fs::write(path, &large).unwrap();
         }
