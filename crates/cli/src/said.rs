@@ -1,8 +1,8 @@
 //! What this command has said of servers that do not answer: a process that is stopped is named once, in whatever words the parts of
-//! the command that wait for it would say so.
+//! the command that wait for it would say so. A server that has no answer is told of once, too, and again only with its process.
 //!
 //! Processes of two nodes may have the same number: then only the error at the end names the second one. Callers:
-//! `daemon::server_wait`, `commands::looking`, `commands::stager` and `commands::stage`.
+//! `daemon::server_wait`, `commands::looking`, `commands::stager`, `commands::stage` and `commands::umount_live`.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -12,6 +12,13 @@ use std::time::{Duration, Instant};
 const HOLDS: Duration = Duration::from_secs(60);
 /// What the numbers of stopped processes follow in a reason, until the next `.
 const NAMES: &str = "`kill -CONT ";
+/// What the addresses of silent servers follow in a reason; the second one in what an unmount waits for.
+const OF_SERVERS: [&str; 2] = ["server ", ANSWER_OF];
+const ANSWER_OF: &str = "an answer of ";
+/// What a reason says of servers that are only silent.
+const NO_ANSWER: [&str; 2] = ["no answer", "not answer"];
+/// What is said of a server that answers, before another one that it waits for.
+const PASSES_ON: &str = "which has no answer of ";
 
 /// What was said, and when it was last found to be so.
 static SAID: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
@@ -23,38 +30,109 @@ pub fn is_new(why: &str) -> bool {
 
 /// What was said is so no more: another time it is new.
 pub fn is_over(why: &str) {
-    let over = subjects(why);
+    let over = told_by(why);
     SAID.lock().retain(|(what, _)| !over.contains(what));
 }
 
 /// Whether who has read `told` knows what `why` says.
 pub fn covers(told: &str, why: &str) -> bool {
-    let told = subjects(told);
+    let told = told_by(told);
     subjects(why).iter().all(|what| told.contains(what))
 }
 
 fn note(said: &mut Vec<(String, Instant)>, why: &str, now: Instant) -> bool {
     said.retain(|(_, at)| now.saturating_duration_since(*at) < HOLDS);
-    let mut is_new = false;
-    for what in subjects(why) {
+    let subjects = subjects(why);
+    let is_less = is_less_than(said, why);
+    let mut is_added = false;
+    for what in told_by(why) {
         match said.iter_mut().find(|(known, _)| *known == what) {
             Some((_, at)) => *at = now,
             None => {
+                is_added |= subjects.contains(&what);
                 said.push((what, now));
-                is_new = true;
             }
         }
     }
-    is_new
+    is_added && !is_less
 }
 
-/// The processes that a reason names, else the reason itself.
+/// Whether a reason says only that servers are silent whose processes were named.
+fn is_less_than(said: &[(String, Instant)], why: &str) -> bool {
+    let servers = if processes(why).is_empty() { servers(why) } else { Vec::new() };
+    let is_named = |server: &String| {
+        let named = named(server);
+        said.iter().any(|(known, _)| *known == named)
+    };
+    !servers.is_empty() && is_silence(why) && servers.iter().all(is_named)
+}
+
+/// What is noted of a server whose process was named.
+fn named(server: &str) -> String {
+    format!("the process of {server}")
+}
+
+fn is_silence(why: &str) -> bool {
+    NO_ANSWER.iter().any(|words| why.contains(words))
+}
+
+/// What a reason is told for: the processes that it names, else the servers that are silent, else the reason itself. What an unmount
+/// waits for has more to say at each change.
 fn subjects(why: &str) -> Vec<String> {
+    let pids = processes(why);
+    if !pids.is_empty() {
+        return pids;
+    }
+    let is_told_of = is_silence(why) && !why.starts_with(ANSWER_OF);
+    let servers = if is_told_of { servers(why) } else { Vec::new() };
+    if servers.is_empty() { vec![why.to_string()] } else { servers }
+}
+
+/// All that who has read a reason knows: of a server whose process is named also that it is silent.
+fn told_by(why: &str) -> Vec<String> {
+    let mut told = subjects(why);
+    if !processes(why).is_empty() {
+        for server in servers(why) {
+            told.push(named(&server));
+            told.push(server);
+        }
+    }
+    told
+}
+
+/// The processes that a reason names.
+fn processes(why: &str) -> Vec<String> {
     let lists = why.split(NAMES).skip(1).filter_map(|rest| rest.split('`').next());
     let words = lists.flat_map(str::split_whitespace);
     let pids = words.filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
-    let pids: Vec<String> = pids.map(str::to_string).collect();
-    if pids.is_empty() { vec![why.to_string()] } else { pids }
+    pids.map(str::to_string).collect()
+}
+
+/// The servers that a reason is about, by their addresses, each once; none where it is about one that another server waits for.
+fn servers(why: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    if why.contains(PASSES_ON) {
+        return found;
+    }
+    for words in OF_SERVERS {
+        // That a command can be told one by `--server` is a hint.
+        let places = why.match_indices(words).filter(|(at, _)| !why[..*at].ends_with("--"));
+        for (at, _) in places {
+            for server in listed(&why[at + words.len()..]) {
+                if !found.contains(&server) {
+                    found.push(server);
+                }
+            }
+        }
+    }
+    found
+}
+
+/// The addresses at the beginning of a text, `A and B: ...`: up to the first word that is none.
+fn listed(text: &str) -> Vec<String> {
+    let words = text.split_whitespace().filter(|word| *word != "and");
+    let words = words.map(|word| word.trim_end_matches([':', ',', ';', '.']));
+    words.take_while(|word| word.contains(':')).map(str::to_string).collect()
 }
 
 #[cfg(test)]
@@ -88,6 +166,40 @@ mod tests {
         let none = "no answer yet (`kill -CONT PID` lets one in state T go on)";
         assert!(note(&mut said, none, begun) && !note(&mut said, none, begun));
         assert!(!covers(by_part, none));
+    }
+
+    #[test]
+    fn a_silent_server_is_told_once_and_again_only_with_its_process() {
+        let silent = "waiting for the server n1:7: it gives no answer at n1:7 (`kill -CONT PID` lets one in state T go on)";
+        let other_words = "ask the server n1:7: no answer yet (their logs tell more)";
+        let stopped =
+            "waiting for the server n1:7: its process 7 is stopped: `kill -CONT 7` lets it go on";
+        let begun = Instant::now();
+        let mut said = Vec::new();
+        assert!(note(&mut said, silent, begun) && !note(&mut said, other_words, begun));
+        assert!(note(&mut said, stopped, begun), "it adds the process");
+        for known in [silent, other_words, stopped] {
+            assert!(!note(&mut said, known, begun), "{known}");
+        }
+        // Nor is less than that told after it.
+        let mut said = Vec::new();
+        assert!(note(&mut said, stopped, begun) && !note(&mut said, silent, begun));
+        assert!(covers(stopped, other_words) && !covers(other_words, stopped));
+        // An unmount that waits says it in words of its own, and more at each change until the process is known.
+        let waits =
+            "an answer of n1:7, which does not answer; Ctrl-C leaves the mount to end by itself";
+        assert!(!note(&mut said, waits, begun));
+        let more = "an answer of n1:7 and unix:/run/s, which does not answer";
+        assert!(note(&mut said, more, begun) && !note(&mut said, more, begun));
+        let hint =
+            "ask the server n1:8: no answer yet (`forebay pool status --server n1:7` tells why)";
+        assert_eq!(servers(hint), ["n1:8"]);
+        let other =
+            "waiting for the server n1:7, which has no answer of server n2: it cannot be reached";
+        assert!(note(&mut said, other, begun), "that one is another");
+        // What it is otherwise is news.
+        let dead = "waiting for the server n1:7: nothing answers at n1:7: Connection refused: it does not run";
+        assert!(note(&mut said, dead, begun) && !note(&mut said, dead, begun));
     }
 
     #[test]

@@ -27,6 +27,10 @@ pub fn id(stream: &UnixStream) -> Option<u32> {
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
 }
 
+/// How long a process is waited for of which only threads that hang in calls are left, and how often it is looked at.
+const HANGING_WAIT: Duration = Duration::from_secs(1);
+const HANGING_LOOK: Duration = Duration::from_millis(200);
+
 /// Waits until there is something to read, or the other end is closed; false after `timeout`.
 pub fn wait_readable(stream: &UnixStream, timeout: Duration) -> io::Result<bool> {
     let timeout = Timespec::try_from(timeout).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -40,7 +44,7 @@ pub fn wait_readable(stream: &UnixStream, timeout: Duration) -> io::Result<bool>
 
 /// A process that is watched from before its end. Its connections are closed while it may have other files open; when it is gone,
 /// the kernel has closed all, and what was unmounted or deleted while they were open is free.
-pub(crate) struct Watched(Option<OwnedFd>);
+pub(crate) struct Watched(Option<(u32, OwnedFd)>);
 
 impl Watched {
     /// The process at the other end. One that cannot be watched counts as gone: it is in another PID namespace, or has ended.
@@ -50,23 +54,68 @@ impl Watched {
     }
 
     fn process(pid: u32) -> Watched {
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        Watched(pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()))
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let opened = number.and_then(|number| pidfd_open(number, PidfdFlags::empty()).ok());
+        Watched(opened.map(|fd| (pid, fd)))
     }
 
-    /// Waits until its last thread has ended, no longer than `longest`.
+    /// Waits until its last thread has ended, no longer than `longest`; nor for threads that hang in a call (on a PFS, say) once all
+    /// else of it has ended for [`HANGING_WAIT`]: it has closed its files before that end, and they may live for ever.
     pub fn wait_until_gone(&self, longest: Duration) {
-        let Some(process) = &self.0 else { return };
+        let Some((pid, process)) = &self.0 else { return };
         let deadline = Instant::now() + longest;
+        let mut hangs_since: Option<Instant> = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let Ok(left) = Timespec::try_from(left) else { return };
+            let Ok(pause) = Timespec::try_from(left.min(HANGING_LOOK)) else { return };
             let mut fds = [PollFd::new(process, PollFlags::IN)];
-            if poll(&mut fds, Some(&left)) != Err(rustix::io::Errno::INTR) {
+            match poll(&mut fds, Some(&pause)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                _ => return,
+            }
+            let hangs = only_hanging_threads_live(*pid);
+            hangs_since = hangs.then(|| hangs_since.unwrap_or_else(Instant::now));
+            if left.is_zero() || hangs_since.is_some_and(|since| since.elapsed() >= HANGING_WAIT) {
                 return;
             }
         }
     }
+}
+
+/// Whether the first thread of a process has ended, and none of those that live is ending: they are in the kernel, and end when their
+/// calls do.
+fn only_hanging_threads_live(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let stats = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")));
+    let states: Vec<ThreadState> = stats.flatten().filter_map(|stat| thread_state(&stat)).collect();
+    let is_first = |state: &&ThreadState| state.id == pid;
+    let has_ended = states.iter().find(is_first).is_some_and(|first| first.is_over);
+    has_ended && states.iter().all(|state| state.is_over || !state.is_ending)
+}
+
+/// How far a thread is.
+struct ThreadState {
+    id: u32,
+    /// It has begun to end: it may be giving back what it has.
+    is_ending: bool,
+    /// Nothing of it runs any more.
+    is_over: bool,
+}
+
+/// Of a line of /proc/PID/task/TID/stat (proc(5)): number, name in brackets, state, and behind five other fields the kernel's flags.
+fn thread_state(stat: &str) -> Option<ThreadState> {
+    /// PF_EXITING of the kernel.
+    const IS_ENDING: u32 = 4;
+    let (id, rest) = stat.split_once(" (")?;
+    // A name may have brackets too.
+    let (_, fields) = rest.rsplit_once(") ")?;
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let flags: u32 = fields.get(6)?.parse().ok()?;
+    Some(ThreadState {
+        id: id.parse().ok()?,
+        is_ending: flags & IS_ENDING != 0,
+        is_over: matches!(fields.first(), Some(&("Z" | "X"))),
+    })
 }
 
 /// The process id of the server that listens at a Unix socket, if that is stopped now.
@@ -143,5 +192,37 @@ mod tests {
         let (one, _other) = UnixStream::pair().unwrap();
         Watched::peer_of(&one).wait_until_gone(LONG);
         assert!(begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn threads_that_hang_in_calls_are_not_waited_for_when_all_else_has_ended() {
+        const LONG: Duration = Duration::from_secs(60);
+        // Its first thread ends, and another one is in a call for longer than that.
+        let script = "import ctypes,threading,time; threading.Thread(target=lambda: time.sleep(600)).start(); \
+                      ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3").args(["-c", script]).spawn().unwrap();
+        let watched = Watched::process(child.id());
+        let begun = Instant::now();
+        watched.wait_until_gone(LONG);
+        let waited = begun.elapsed();
+        assert!(child.try_wait().unwrap().is_none(), "it lives");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(waited >= HANGING_WAIT && waited < LONG / 2, "after {waited:?}");
+    }
+
+    #[test]
+    fn a_thread_that_is_ending_is_told_from_one_that_hangs() {
+        let read =
+            |stat: &str| thread_state(stat).map(|state| (state.id, state.is_ending, state.is_over));
+        let hangs = "20121 (a (b) c) D 1 20056 9676 0 -1 4194368 0 0 0";
+        assert_eq!(read(hangs), Some((20121, false, false)));
+        let ends = "20072 (forebay) D 1 20056 9676 0 -1 4227084 0 0 0";
+        assert_eq!(read(ends), Some((20072, true, false)));
+        assert_eq!(
+            read("20072 (forebay) Z 1 20056 9676 0 -1 4227084 0"),
+            Some((20072, true, true))
+        );
+        assert_eq!(read("20072 (forebay"), None);
     }
 }

@@ -574,3 +574,33 @@ fn flash_is_free_when_umount_returns() {
         assert!(ok, "umount {round}, of a cache: {is_cache}: {said}");
     }
 }
+
+/// What a destroyed buffer has in memory is not written to flash first: that takes as long as writing it, while the command waits.
+#[test]
+fn data_of_a_destroyed_buffer_is_not_written_to_flash_first() {
+    const DATA: usize = 128 << 20;
+    if is_raw() {
+        return;
+    }
+    let small = SmallFlash::new();
+    let mnt = small.at("mnt");
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let flash = small.at("flash").to_str().unwrap().to_string();
+    let line = table.lines().find(|line| line.split(' ').nth(1) == Some(&*flash)).unwrap();
+    let device = line.split(' ').next().unwrap().trim_start_matches("/dev/").to_string();
+    // Sectors written: the seventh field (Documentation/block/stat.rst of the kernel).
+    let written = || -> u64 {
+        let stat = std::fs::read_to_string(format!("/sys/block/{device}/stat")).unwrap();
+        stat.split_whitespace().nth(6).unwrap().parse::<u64>().unwrap() * 512
+    };
+    let (ok, said) = try_run(&mut small.mount_command(false));
+    assert!(ok, "{said}");
+    for name in ["one", "two"] {
+        std::fs::write(mnt.join(name), vec![7; DATA / 2]).unwrap();
+    }
+    let before = written();
+    let (ok, said) = try_run(Command::new(binary()).arg("umount").arg(&mnt));
+    let more = written() - before;
+    assert!(ok, "{said}");
+    assert!(more < DATA as u64 / 4, "{more} bytes were written");
+}

@@ -252,6 +252,8 @@ fn commands_of_a_cache_name_the_stopped_server_that_the_one_they_ask_waits_for()
 fn an_unmount_of_a_cache_waits_for_its_stopped_server_and_keeps_its_time() {
     /// How long a command may end late on a busy machine.
     const LATE: Duration = Duration::from_millis(2_500);
+    /// Within such a time a command that does not wait names the server; with room for a busy machine.
+    const SOON: Duration = Duration::from_secs(8);
     /// Longer than a mount's process waits for a stopped server before it says so, twice.
     const STOPPED_FOR: Duration = Duration::from_secs(7);
     let served = cache(2, &["--drain", "end"], &[Via::Local]);
@@ -282,9 +284,12 @@ fn an_unmount_of_a_cache_waits_for_its_stopped_server_and_keeps_its_time() {
             assert!(command == "wait" || said.contains("it stays mounted"), "{part}: {said}");
         }
         let no_wait = ["umount", "--json", "--no-wait", point.as_str()];
+        let begun = Instant::now();
         let (ok, said) = try_run_for(&mut served.forebay(&no_wait), LIMIT);
+        let took = begun.elapsed();
         assert!(!ok && is_mounted(), "part {part}: {said}");
         assert!(said.contains("it stays mounted"), "part {part}: {said}");
+        assert!(said.contains(&go_on) && took < SOON, "part {part}: {took:?}: {said}");
         let mut umount = served.forebay(&["umount", &point]);
         let (ok, said) = std::thread::scope(|scope| {
             let waits = scope.spawn(move || try_run_for(&mut umount, LIMIT));
@@ -301,6 +306,68 @@ fn an_unmount_of_a_cache_waits_for_its_stopped_server_and_keeps_its_time() {
         assert!(std::fs::read(served.pfs(&name)).unwrap() == pattern(7, 100_000), "{name}");
         served.mount_again(0);
     }
+}
+
+/// Whichever of the servers is stopped, the mount sees its process by TCP, too, within the little time of the command.
+#[test]
+fn an_unmount_with_little_time_names_the_stopped_server_of_a_mount_by_tcp() {
+    /// How long a command may end late on a busy machine.
+    const LATE: Duration = Duration::from_millis(2_500);
+    let served = cache(2, &["--drain", "end"], &[Via::Tcp]);
+    let point = served.root(0).to_str().unwrap().to_string();
+    for part in [0, 1] {
+        let name = name_at(&served, 0, part as u64, "f");
+        std::fs::write(served.root(0).join(&name), pattern(7, 100_000)).unwrap();
+        let stopped = served.server_of_part(part);
+        let pid = served.server_pid(stopped);
+        served.signal_server(stopped, libc::SIGSTOP);
+        wait_until_stopped(pid);
+        let ways: [&[&str]; 3] = [&["--timeout", "1"], &["--timeout", "1"], &["--no-wait"]];
+        let tries = ways.map(|how| {
+            let begun = Instant::now();
+            let (ok, said) = try_run_for(served.forebay(&["umount"]).args(how).arg(&point), LIMIT);
+            (how, ok, said, begun.elapsed())
+        });
+        served.signal_server(stopped, libc::SIGCONT);
+        for (how, ok, said, took) in tries {
+            let named = said.matches(&format!("`kill -CONT {pid}`")).count();
+            assert!(!ok && named == 1, "part {part}, {how:?}: {said}");
+            assert!(said.contains("it stays mounted"), "part {part}, {how:?}: {said}");
+            assert!(took < Duration::from_secs(3) + LATE, "part {part}, {how:?}: {took:?}: {said}");
+        }
+        must_be_durable(&served, &everything());
+    }
+    served.umount(0, &[]).unwrap();
+}
+
+/// Nobody can tell whether it is drained: that is said of the mount, with what works.
+#[test]
+fn an_unmount_of_a_cache_whose_server_was_killed_says_that_it_stays_mounted_and_what_to_do() {
+    let served = cache(1, &["--drain", "end"], &[Via::Local]);
+    let root = served.root(0);
+    let point = root.to_str().unwrap().to_string();
+    std::fs::write(root.join("f"), pattern(7, 100_000)).unwrap();
+    served.kill_server();
+    let ways: [&[&str]; 3] = [&[], &["--timeout", "3"], &["--no-wait"]];
+    for how in ways {
+        let (ok, said) = try_run_for(served.forebay(&["umount"]).args(how).arg(&root), LIMIT);
+        assert!(!ok, "{how:?}: {said}");
+        for wanted in [
+            &*format!("unmount {point}: "),
+            "Connection refused",
+            "it stays mounted; start the server again (`forebay serve`)",
+            &*format!("`forebay umount --force {point}`"),
+        ] {
+            assert!(said.contains(wanted), "{how:?}: no {wanted:?} in: {said}");
+        }
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(table.contains(&format!(" {point} ")), "{how:?}: {table}");
+    }
+    // What it says works: the server has what is not drained, and drains it.
+    served.umount(0, &["--force"]).unwrap();
+    served.start_server();
+    must_be_durable(&served, &everything());
+    assert!(std::fs::read(served.pfs("f")).unwrap() == pattern(7, 100_000));
 }
 
 /// What the PFS has of lost files counts when their owner says so: they were never drained.

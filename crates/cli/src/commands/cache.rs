@@ -160,8 +160,7 @@ fn without_the_last_answer(
     silent: Option<(Who, MountRef)>,
     newest: Option<(TreeState, Instant)>,
 ) -> Result<Waited, ControlError> {
-    let server =
-        silent.and_then(|(who, mount)| who.told().or_else(|| umount_drain::stopped(&mount)));
+    let server = silent.and_then(|(who, mount)| umount_drain::who_is_silent(None, &who, &mount));
     match (server, newest) {
         (Some(server), _) => {
             Err(ControlError::new("wait for", Some(path), &umount_drain::waits_for(&server))

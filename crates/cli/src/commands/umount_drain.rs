@@ -1,8 +1,9 @@
 //! What `forebay umount` does before it unmounts a cache: all of it drains, whichever mount wrote it.
 //!
 //! Invariants: a cache that was not drained stays mounted, unless the user keeps it or gives up what is dirty. A server that is
-//! stopped is waited for, whichever of the cache's it is, but not beyond the time of the command, which then names it. Only this
-//! command waits: Ctrl-C ends that, and the mount's process ends by a signal as always. Called by `umount`.
+//! stopped is waited for, whichever of the cache's it is, but not beyond the time of the command, which then names it; with --no-wait
+//! that is [`NO_WAIT`]. Only this command waits: Ctrl-C ends that, and the mount's process ends by a signal as always. Called by
+//! `umount`.
 
 use super::cache;
 use super::cached::Cached;
@@ -11,13 +12,18 @@ use super::umount_who::Who;
 use crate::args::UmountArgs;
 use crate::daemon::are_stopped;
 use crate::state_dir;
-use forebay_client::{Control, MountRef, WaitFor, server_process};
+use forebay_client::{Control, MountRef, WaitFor, may_have_ended, server_process};
 use forebay_net::ServerAddress;
 use forebay_proto::cache::CacheRequest;
 use forebay_proto::control::{ControlError, PathBytes};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// With --no-wait: what has no answer for so long is refused, with the server that is silent. Some commands wait for 3 s.
+const NO_WAIT: Duration = Duration::from_millis(2_500);
+/// With --no-wait: longest wait for an answer while all servers answer, on a busy machine.
+const NO_WAIT_BUSY: Duration = Duration::from_secs(30);
 
 /// Drains a cache unless told otherwise. ETIMEDOUT if a server did not answer within the time of the command.
 pub fn before_umount(
@@ -55,37 +61,89 @@ fn is_no_cache(error: &ControlError) -> bool {
 }
 
 fn drain(
-    mut control: Control,
+    control: Control,
     mount: &MountRef,
     args: &UmountArgs,
     is_served: bool,
 ) -> Result<Control, ControlError> {
+    let begun = Instant::now();
     let looking = Looking::in_mount(mount, Work::Unmount);
-    // With --no-wait, what does not answer soon is refused.
-    let until = if args.no_wait { Some(Instant::now()) } else { args.until };
-    let silent = Who::silent(&mount.store_dir, args.until.filter(|_| is_served));
-    control.set_limit(args.until);
     let mut cached = Cached::Mounted(Box::new(control), looking);
-    let ended = drain_within(&mut cached, mount, args, (until, is_served));
-    let has_given_up = cached.gave_up();
-    let control = match cached {
-        Cached::Mounted(control, _) => *control,
-        Cached::Served(..) => {
-            return Err(ControlError::new("unmount", Some(&mount.mount_point), "no mount"));
+    loop {
+        let limit = match args.no_wait && is_served {
+            true => Instant::now().checked_add(NO_WAIT),
+            false => args.until,
+        };
+        let silent = Who::silent(&mount.store_dir, limit.filter(|_| is_served));
+        if let Cached::Mounted(control, _) = &mut cached {
+            control.set_limit(limit);
         }
-    };
-    match ended {
-        Ok(()) => Ok(control),
-        Err(error) if is_over(&error, mount, args, has_given_up) => {
-            // What the mount's process has said itself is the newest.
-            let said = (!has_given_up).then(|| error.to_string());
-            Err(time_is_over(mount, said.or_else(|| silent.told()).or_else(|| stopped(mount))))
+        let Err(error) = drain_within(&mut cached, mount, args, is_served) else {
+            return mounted(cached, mount);
+        };
+        let has_given_up = cached.gave_up();
+        if args.no_wait && limit.is_some() && has_given_up && is_late(&error, mount) {
+            match who_is_silent(None, &silent, mount) {
+                Some(who) => return Err(not_waited_for(mount, &who, error.errno)),
+                // All answer, but the machine is busy: that is no reason to refuse.
+                None if begun.elapsed() < NO_WAIT_BUSY => continue,
+                None => return Err(unanswered(mount, &error)),
+            }
         }
-        Err(error) if args.no_wait && Cached::is_of_silent_server(&error) => {
-            Err(not_waited_for(mount, &error))
-        }
-        Err(error) => Err(error),
+        return Err(refused(error, mount, args, (is_served, has_given_up), &silent));
     }
+}
+
+/// The connection to the mount that was asked.
+fn mounted(cached: Cached, mount: &MountRef) -> Result<Control, ControlError> {
+    match cached {
+        Cached::Mounted(control, _) => Ok(*control),
+        Cached::Served(..) => {
+            Err(ControlError::new("unmount", Some(&mount.mount_point), "no mount"))
+        }
+    }
+}
+
+/// A drain that ended with `error`, in words about the mount where it is the servers that it tells of.
+fn refused(
+    error: ControlError,
+    mount: &MountRef,
+    args: &UmountArgs,
+    (is_served, has_given_up): (bool, bool),
+    silent: &Who,
+) -> ControlError {
+    if is_over(&error, mount, args, has_given_up) {
+        // What the mount's process has said itself is the newest.
+        let said = (!has_given_up).then(|| error.to_string());
+        return time_is_over(mount, who_is_silent(said, silent, mount));
+    }
+    if args.no_wait && Cached::is_of_silent_server(&error) {
+        let said = error.to_string();
+        let who = who_is_silent(Some(said.clone()), silent, mount).unwrap_or(said);
+        return not_waited_for(mount, &who, error.errno);
+    }
+    // An error about a path, or of the mount's own process, says whom it is about.
+    match is_served && error.path.is_none() && !may_have_ended(&error) {
+        true => unanswered(mount, &error),
+        false => error,
+    }
+}
+
+/// Which server is silent: what was `said` of it, or is told by who asked beside; what names its process goes before.
+pub(super) fn who_is_silent(
+    said: Option<String>,
+    silent: &Who,
+    mount: &MountRef,
+) -> Option<String> {
+    let names = |who: &String| who.contains(server_process::ARE_STOPPED);
+    if said.as_ref().is_some_and(names) {
+        return said;
+    }
+    let told = silent.told();
+    if told.as_ref().is_some_and(names) {
+        return told;
+    }
+    stopped(mount).or(said).or(told)
 }
 
 /// Nothing is left to drain, or it is no cache, when this returns without an error.
@@ -93,8 +151,10 @@ fn drain_within(
     cached: &mut Cached,
     mount: &MountRef,
     args: &UmountArgs,
-    (until, is_served): (Option<Instant>, bool),
+    is_served: bool,
 ) -> Result<(), ControlError> {
+    // With --no-wait, a server that is said to be silent is not asked again.
+    let until = if args.no_wait { Some(Instant::now()) } else { args.until };
     // Not by the buffer's state: the mount asks servers for it, one of which may hang.
     match cached.tree_patiently(CacheRequest::State { path: PathBytes::new(b"/") }, until) {
         Err(error) if is_no_cache(&error) => return Ok(()),
@@ -126,16 +186,19 @@ fn is_over(error: &ControlError, mount: &MountRef, args: &UmountArgs, has_given_
     let Some(until) = args.until else { return false };
     match has_given_up {
         // No answer was waited for beyond the time, and it has nearly all of that.
-        true => {
-            error.errno == Some(libc::ETIMEDOUT)
-                && server_process::stopped_server(&mount.store_dir).is_none()
-        }
+        true => is_late(error, mount),
         false => Instant::now() >= until && Cached::is_of_silent_server(error),
     }
 }
 
+/// Whether an answer of the mount's process was not waited for any longer, and not since that is stopped.
+fn is_late(error: &ControlError, mount: &MountRef) -> bool {
+    error.errno == Some(libc::ETIMEDOUT)
+        && server_process::stopped_server(&mount.store_dir).is_none()
+}
+
 /// The server by which the buffer was mounted, if that is stopped and runs on this node: said by nobody, but seen.
-pub(super) fn stopped(mount: &MountRef) -> Option<String> {
+fn stopped(mount: &MountRef) -> Option<String> {
     let address: ServerAddress = state_dir::record(&mount.store_dir)?.server.parse().ok()?;
     let pid = server_process::seen_stopped_at(&address)?;
     Some(are_stopped(&[(address, pid)]).to_string())
@@ -151,13 +214,32 @@ fn about(who: &str) -> &str {
     ["ask ", "connect to "].iter().find_map(|asks| who.strip_prefix(asks)).unwrap_or(who)
 }
 
-/// A server did not answer, and the command is not to wait; `error`: what was found out about it.
-fn not_waited_for(mount: &MountRef, error: &ControlError) -> ControlError {
-    let said = error.to_string();
-    let why = format!("whether it is drained is not known: that waits for {}", about(&said));
+/// A server did not answer, and the command is not to wait; `who`: which, and what was found out about it.
+fn not_waited_for(mount: &MountRef, who: &str, errno: Option<i32>) -> ControlError {
+    let why = format!("whether it is drained is not known: that waits for {}", about(who));
     ControlError::new("unmount", Some(&mount.mount_point), &why)
-        .errno(error.errno.unwrap_or(libc::ETIMEDOUT))
+        .errno(errno.unwrap_or(libc::ETIMEDOUT))
         .hint(&stays_mounted(mount, "--no-wait"))
+}
+
+/// No server could be asked whether the cache is drained, or it had no answer; `error`: why.
+fn unanswered(mount: &MountRef, error: &ControlError) -> ControlError {
+    let point = PathBytes::new(mount.mount_point.as_os_str().as_bytes()).shell_word();
+    let is_dead = error.what.starts_with("connect to the server ")
+        && matches!(error.errno, Some(libc::ECONNREFUSED | libc::ENOENT | libc::ECONNRESET));
+    let start = match is_dead {
+        true => {
+            "start the server again (`forebay serve`), which has what is not drained, and then unmount; "
+        }
+        false => "",
+    };
+    let why = format!("whether it is drained is not known: {error}");
+    ControlError::new("unmount", Some(&mount.mount_point), &why)
+        .errno(error.errno.unwrap_or(libc::EIO))
+        .hint(&format!(
+            "it stays mounted; {start}`forebay umount --force {point}` does not ask: what is not drained stays with \
+             the server, which drains it when it runs"
+        ))
 }
 
 /// What becomes of a cache whose server did not answer; `option`: the one by which that is not waited for.
@@ -215,7 +297,7 @@ mod tests {
     fn an_unmount_that_does_not_wait_for_a_silent_server_says_that_it_stays_mounted() {
         let silent = ControlError::new("ask the server n1:7", None, "its process 9 is stopped")
             .errno(libc::EHOSTDOWN);
-        let error = not_waited_for(&mount(), &silent);
+        let error = not_waited_for(&mount(), &silent.to_string(), silent.errno);
         assert_eq!(error.errno, Some(libc::EHOSTDOWN));
         let text = error.to_string();
         for said in [
@@ -225,5 +307,35 @@ mod tests {
         ] {
             assert!(text.contains(said), "{text}");
         }
+    }
+
+    #[test]
+    fn an_unmount_of_a_cache_whose_server_is_dead_says_what_to_do() {
+        let refused = std::io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let dead = ControlError::io("connect to the server n1:7", None, &refused);
+        let error = unanswered(&mount(), &dead);
+        assert_eq!(error.errno, Some(libc::ECONNREFUSED));
+        let text = error.to_string();
+        for said in [
+            "/m a",
+            "whether it is drained is not known: connect to the server n1:7: Connection refused",
+            "it stays mounted; start the server again (`forebay serve`)",
+            "`forebay umount --force '/m a'`",
+        ] {
+            assert!(text.contains(said), "{text}");
+        }
+        // One that runs, and has no answer, is not started again.
+        let other = ControlError::new("ask the server n1:7", None, "a strange answer");
+        let text = unanswered(&mount(), &other).to_string();
+        assert!(text.contains("it stays mounted; `forebay umount --force"), "{text}");
+    }
+
+    #[test]
+    fn what_names_the_process_of_a_silent_server_goes_before() {
+        let nobody = Who::silent(Path::new("/no/store"), None);
+        let no_answer = "ask the server n1:7: no answer yet".to_string();
+        let said = who_is_silent(Some(no_answer.clone()), &nobody, &mount());
+        assert_eq!(said, Some(no_answer));
+        assert_eq!(who_is_silent(None, &nobody, &mount()), None);
     }
 }

@@ -11,6 +11,7 @@ use super::umount_lost::{Lost, end_at};
 use super::umount_who::Who;
 use crate::args::UmountArgs;
 use crate::failure::visible;
+use crate::said;
 use crate::state_dir;
 use forebay_client::{Control, MountRef, Unmounting, may_have_ended, server_process};
 use forebay_proto::at_risk;
@@ -58,7 +59,11 @@ pub fn end(
         let mut told = None;
         control.set_limit(until);
         let ended = control.umount(asked, |what| {
-            eprintln!("forebay: {}", visible(&format!("{}: waiting for {what}", point.display())));
+            // It is told at each change of its words: who reads it hears of a server once, and again with its process.
+            if said::is_new(what) {
+                let text = format!("{}: waiting for {what}", point.display());
+                eprintln!("forebay: {}", visible(&text));
+            }
             told = Some(what.to_string());
         });
         match ended {

@@ -273,6 +273,21 @@ fn share_of(name: &str, count: usize) -> usize {
     (hasher.finish() % count.max(1) as u64) as usize
 }
 
+/// Asks on a thread of its own. Nothing is told if there can be none.
+fn asked_beside(
+    question: impl FnOnce() -> Result<LedgerReply, ControlError> + Send + 'static,
+) -> mpsc::Receiver<Result<LedgerReply, ControlError>> {
+    let (tell, told) = mpsc::channel();
+    let ask = move || {
+        // Whoever asked may have gone.
+        let _gone = tell.send(question());
+    };
+    if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(ask) {
+        tracing::debug!(%error, "the servers are not asked");
+    }
+    told
+}
+
 /// A question for the buffer's state, as long as it lives.
 struct UnderWay(Arc<AtomicUsize>);
 
@@ -340,7 +355,8 @@ impl Served {
         self.question_within(PLANS_WAIT, move || ask(&target, &others, &request))
     }
 
-    /// Asks the server's ledger, for so long: its thread may wait for longer, and no more than some do at once.
+    /// Asks the server's ledger for what all servers of the buffer tell, for so long, or until one of them is seen stopped: its thread
+    /// may wait for longer, and no more than some do at once.
     fn ask_within(
         &self,
         request: LedgerRequest,
@@ -348,13 +364,16 @@ impl Served {
     ) -> Result<LedgerReply, ControlError> {
         let Some(under_way) = UnderWay::begin(&self.state_questions) else {
             let found = self.look().begin().recv_timeout(GREET_WAIT + LOOK_GRACE);
-            return Err(found.unwrap_or_else(|_| self.no_answer()));
+            return Err(found.map_or_else(|_| self.no_answer(), |found| found.error));
         };
         let (target, others) = (self.target.clone(), self.others.clone());
-        self.question_within(limit, move || {
+        let told = asked_beside(move || {
             let _under_way = under_way;
             ask(&target, &others, &request)
-        })
+        });
+        // It asks all servers of the buffer.
+        let answer = silent::answer_unless_stopped(&told, limit, || self.look().begin());
+        answer.unwrap_or_else(|found| Err(found.unwrap_or_else(|| self.no_answer())))
     }
 
     /// The same beside questions for the state that wait for silent servers: for what servers answer from memory.
@@ -374,14 +393,7 @@ impl Served {
         limit: Duration,
         question: impl FnOnce() -> Result<LedgerReply, ControlError> + Send + 'static,
     ) -> Result<LedgerReply, ControlError> {
-        let (tell, told) = mpsc::channel();
-        let ask = move || {
-            // Whoever asked may have gone.
-            let _gone = tell.send(question());
-        };
-        if let Err(error) = std::thread::Builder::new().name("question".into()).spawn(ask) {
-            tracing::debug!(%error, "the servers are not asked");
-        }
+        let told = asked_beside(question);
         let answer = silent::answer_within(&told, limit, || self.look().begin());
         answer.unwrap_or_else(|found| Err(found.unwrap_or_else(|| self.no_answer())))
     }
@@ -652,7 +664,10 @@ impl Backing {
     /// that do not answer are not waited for.
     pub fn finish(&self, keep: bool, session_over: bool, force: bool) -> Result<(), ControlError> {
         match self {
-            Backing::Own { server, store } => finish_own(server, store, keep, session_over),
+            Backing::Own { server, store } => {
+                // By force files may stay open that programs have beside the kernel.
+                finish_own(server, store, keep, (session_over, !force))
+            }
             Backing::Served(served) => {
                 match force {
                     true => served.remote().close_within(FORCE_CLOSE_WAIT),
@@ -682,12 +697,13 @@ fn probe_of(fs: &RemoteFs) -> Option<File> {
 }
 
 /// Closes the server and keeps or destroys the store. A session that is not over may still
-/// change the buffer: it is then not closed but left as after a crash, to be recovered.
+/// change the buffer: it is then not closed but left as after a crash, to be recovered. `may_forget`: no program has a file of it open
+/// when the session is over.
 fn finish_own(
     server: &Server,
     store: &Store,
     keep: bool,
-    session_over: bool,
+    (session_over, may_forget): (bool, bool),
 ) -> Result<(), ControlError> {
     if let Some(cache) = server.cache() {
         cache.close(DRAIN_WAIT);
@@ -696,7 +712,7 @@ fn finish_own(
     if let Some(cache) = dirty {
         let files = cache.dirty_files();
         let pfs = cache.pfs_path().to_path_buf();
-        finish_own(server, store, true, session_over)?;
+        finish_own(server, store, true, (session_over, may_forget))?;
         let why = format!("{files} files have data that the PFS does not have");
         return Err(ControlError::new("destroy the cache of", Some(&pfs), &why)
             .errno(libc::EBUSY)
@@ -704,7 +720,13 @@ fn finish_own(
     }
     if !keep {
         tracing::info!("unmounted; the buffer is destroyed");
-        return server.abandon().destroy();
+        let store = server.abandon();
+        // A drain that hangs reads what it drains when its PFS answers.
+        let hangs = server.cache().is_some_and(|cache| cache.hangs());
+        return match may_forget && session_over && !hangs {
+            true => store.destroy_unwritten(),
+            false => store.destroy(),
+        };
     }
     if server.cache().is_some_and(|cache| cache.hangs()) {
         // Left as after a crash: the next mount goes on.

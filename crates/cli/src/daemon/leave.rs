@@ -5,7 +5,8 @@
 //! files, `/dev/fuse`, and the connections, whose end tells those who asked that the process has
 //! ended. Closing a file of the PFS may hang too (it is flushed), and nothing can tell without
 //! hanging which PFS still answers: what is surely not on one is closed first, the rest by a
-//! thread that is not waited for long. Called by `ending`, at the very end.
+//! thread that is not waited for long. A database that is mapped holds its file system as an open file does: other memory takes its
+//! place. Called by `ending`, at the very end.
 
 use forebay_store::flash::Store;
 use rustix::fs::{Mode, OFlags};
@@ -39,6 +40,7 @@ enum Turn {
 pub fn without_hanging_threads(store: &Store, code: i32) -> ! {
     let mut open = open_files(store);
     open.sort_unstable();
+    let databases = mapped_databases(&fs::read("/proc/self/maps").unwrap_or_default());
     // No number of a descriptor may be given out again: another thread could write through an
     // old one to what is no longer its file.
     let none = Rlimit { current: Some(0), maximum: Some(0) };
@@ -55,6 +57,8 @@ pub fn without_hanging_threads(store: &Store, code: i32) -> ! {
         if closing.is_ok() {
             let _ = wait.recv_timeout(CLOSE_WAIT);
         }
+        // Last: who still reads in them may end the process at once. Nothing can be written by what was read there.
+        unmap_all(&databases);
     }
     // SAFETY: ends the process without running anything of it, which would use what was closed.
     unsafe { libc::_exit(code) }
@@ -65,6 +69,33 @@ fn close_all(open: &[(Turn, i32)]) {
         // SAFETY: no descriptor can be opened any more, so calls through this one fail with
         // EBADF from now on and reach no other file; this process is about to end.
         unsafe { libc::close(*fd) };
+    }
+}
+
+/// Where the files of namespace databases are mapped: addresses and lengths, from lines of /proc/self/maps (proc(5)).
+fn mapped_databases(maps: &[u8]) -> Vec<(usize, usize)> {
+    let is_database = |line: &str| {
+        let path = line.strip_suffix(" (deleted)").unwrap_or(line);
+        path.ends_with("/data.mdb") || path.ends_with("/lock.mdb")
+    };
+    let place = |line: &str| {
+        let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+        let from = usize::from_str_radix(from, 16).ok()?;
+        Some((from, usize::from_str_radix(to, 16).ok()?.checked_sub(from)?))
+    };
+    let text = String::from_utf8_lossy(maps);
+    text.lines().filter(|line| is_database(line)).filter_map(place).collect()
+}
+
+/// Puts empty memory in the place of what is mapped, so that a thread which still runs finds some there.
+fn unmap_all(mapped: &[(usize, usize)]) {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    for (from, length) in mapped {
+        let from = std::ptr::with_exposed_provenance_mut::<libc::c_void>(*from);
+        // SAFETY: the place is that of a database of this process, which is about to end and uses it no more; a thread that is still
+        // in it reads zeros, and what it writes reaches no file.
+        unsafe { libc::mmap(from, *length, access, flags, -1, 0) };
     }
 }
 
@@ -135,5 +166,40 @@ mod tests {
         assert!(turn(file.as_raw_fd(), &own, &listed) == Turn::First);
         assert!(turn(file.as_raw_fd(), &none, &listed) == Turn::Last);
         assert!(turn(file.as_raw_fd(), &none, &none) == Turn::Second);
+    }
+
+    #[test]
+    fn databases_are_found_where_they_are_mapped() {
+        let maps =
+            b"7f0000000000-7f0000100000 r--s 00000000 07:00 133 /run/forebay-1/fs/meta/data.mdb\n\
+                     7f0000200000-7f0000202000 rw-s 00000000 07:00 134 /meta/lock.mdb (deleted)\n\
+                     7f0000300000-7f0000400000 r-xp 00000000 fe:00 135 /usr/lib/libc.so.6\n\
+                     7f0000500000-7f0000600000 rw-p 00000000 00:00 0 \n";
+        let found = mapped_databases(maps);
+        assert_eq!(found, [(0x7f00_0000_0000, 0x10_0000), (0x7f00_0020_0000, 0x2000)]);
+        assert!(mapped_databases(b"").is_empty());
+    }
+
+    #[test]
+    fn what_is_unmapped_is_free_and_can_still_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data.mdb");
+        fs::write(&path, [7u8; 4096]).unwrap();
+        let file = fs::File::open(&path).unwrap();
+        let (access, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        // SAFETY: a new mapping of an open file, which nothing else uses.
+        let at =
+            unsafe { libc::mmap(std::ptr::null_mut(), 4096, access, flags, file.as_raw_fd(), 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        let mapped = || mapped_databases(&fs::read("/proc/self/maps").unwrap());
+        let here = (at.expose_provenance(), 4096);
+        assert!(mapped().contains(&here));
+        unmap_all(&[here]);
+        assert!(!mapped().contains(&here));
+        // SAFETY: the memory that took its place, of the same length.
+        let read = unsafe { at.cast::<u8>().read_volatile() };
+        assert_eq!(read, 0);
+        // SAFETY: nothing uses it.
+        unsafe { libc::munmap(at, 4096) };
     }
 }

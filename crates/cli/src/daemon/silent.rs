@@ -12,11 +12,15 @@ use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferName;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// A question that has no answer for so long has the servers looked at: after half of its time at most.
 const LOOK_AFTER: Duration = Duration::from_secs(2);
+/// The same for a question that a stopped server of the buffer leaves without an answer, and the pause between two looks whether one
+/// of both is there.
+const SEEN_AFTER: Duration = Duration::from_millis(300);
+const SEEN_PAUSE: Duration = Duration::from_millis(20);
 /// How long the look is waited for beyond the time of the question: it goes through all processes of the node.
 pub(super) const LOOK_GRACE: Duration = Duration::from_secs(1);
 /// How much longer who asks a mount's process waits: on a busy machine each of both begins and ends late.
@@ -40,6 +44,14 @@ pub(super) struct ToldByOther {
     said: Option<(Instant, ControlError)>,
 }
 
+/// What a look found.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Found {
+    pub(super) error: ControlError,
+    /// A server of the buffer is seen stopped.
+    pub(super) is_seen: bool,
+}
+
 /// A look at the servers of a mount.
 pub(super) struct Look {
     pub(super) remote: Arc<RemoteFs>,
@@ -49,7 +61,7 @@ pub(super) struct Look {
 
 impl Look {
     /// Looks on a thread of its own. Nothing is told if there can be none.
-    pub(super) fn begin(self) -> Receiver<ControlError> {
+    pub(super) fn begin(self) -> Receiver<Found> {
         let (tell, told) = channel();
         let look = move || {
             // Whoever asked may have gone.
@@ -62,29 +74,37 @@ impl Look {
     }
 
     /// Names the servers that are stopped, else those that do not even greet, for the one that is asked may wait for another one.
-    fn found(&self) -> ControlError {
-        let remote = &self.remote;
-        // At once: together they have the time of one.
-        let ((there, silent), stopped) = std::thread::scope(|scope| {
-            let greeted = scope.spawn(|| remote.servers_greeted(GREET_WAIT));
-            let stopped = remote.servers_seen_stopped();
-            (greeted.join().unwrap_or_default(), stopped)
-        });
+    fn found(&self) -> Found {
+        // At once: together they have the time of one. Those that are stopped are told without it.
+        let greeted = self.greet();
+        let stopped = self.remote.servers_seen_stopped();
         if !stopped.is_empty() {
-            return are_stopped(&stopped);
+            return Found { error: are_stopped(&stopped), is_seen: true };
         }
+        let (there, silent) = greeted.recv().unwrap_or_default();
         let who = match silent.is_empty() {
             true => self.target.address.to_string(),
             false => listed(&silent),
         };
         // Where all of the buffer's answer, they may wait for the one that leads the pool.
         let about: AboutOther = if silent.is_empty() { unheard_by } else { said_by };
-        if let Some(asked) = there.first()
-            && let Some(error) = self.told_by(asked, about)
-        {
-            return error;
+        let told = there.first().and_then(|asked| self.told_by(asked, about));
+        let error = told.unwrap_or_else(|| no_answer(&who, there.first()));
+        Found { error, is_seen: false }
+    }
+
+    /// Greets the servers on a thread of its own: those that answer, and those that do not.
+    fn greet(&self) -> Receiver<(Vec<ServerAddress>, Vec<ServerAddress>)> {
+        let (tell, told) = channel();
+        let remote = Arc::clone(&self.remote);
+        let greet = move || {
+            // A server that is stopped is told without this.
+            let _gone = tell.send(remote.servers_greeted(GREET_WAIT));
+        };
+        if let Err(error) = std::thread::Builder::new().name("greet".into()).spawn(greet) {
+            tracing::debug!(%error, "the servers are not greeted");
         }
-        no_answer(&who, there.first())
+        told
     }
 
     /// What a server that answers said lately of one that does not: it may see the process. It is asked now for who asks next;
@@ -116,7 +136,7 @@ impl Look {
 pub(super) fn answer_within<T>(
     told: &Receiver<T>,
     limit: Duration,
-    look: impl FnOnce() -> Receiver<ControlError>,
+    look: impl FnOnce() -> Receiver<Found>,
 ) -> Result<T, Option<ControlError>> {
     let begun = Instant::now();
     if let Ok(answer) = told.recv_timeout((limit / 2).min(LOOK_AFTER)) {
@@ -129,7 +149,36 @@ pub(super) fn answer_within<T>(
     let left = (limit + LOOK_GRACE).saturating_sub(begun.elapsed());
     let found = looked.recv_timeout(left).ok();
     // The answer may have come meanwhile.
-    told.try_recv().map_err(|_| found)
+    told.try_recv().map_err(|_| found.map(|found| found.error))
+}
+
+/// The same for a question that has no answer while a server of the buffer is stopped: one that is seen ends it, so that who has
+/// little time hears its process, too.
+pub(super) fn answer_unless_stopped<T>(
+    told: &Receiver<T>,
+    limit: Duration,
+    look: impl FnOnce() -> Receiver<Found>,
+) -> Result<T, Option<ControlError>> {
+    let begun = Instant::now();
+    if let Ok(answer) = told.recv_timeout((limit / 2).min(SEEN_AFTER)) {
+        return Ok(answer);
+    }
+    let looked = look();
+    let mut found: Option<Found> = None;
+    loop {
+        let longest = if found.is_some() { limit } else { limit + LOOK_GRACE };
+        let left = longest.saturating_sub(begun.elapsed());
+        match told.recv_timeout(left.min(SEEN_PAUSE)) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Timeout) => {}
+            // Nobody asks; the look tells why there is no answer.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(left.min(SEEN_PAUSE)),
+        }
+        found = found.or_else(|| looked.try_recv().ok());
+        if left.is_zero() || found.as_ref().is_some_and(|found| found.is_seen) {
+            return told.try_recv().map_err(|_| found.map(|found| found.error));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -144,16 +193,44 @@ mod tests {
     }
 
     /// A look that takes so long.
-    fn look(takes: Duration) -> impl FnOnce() -> Receiver<ControlError> {
+    fn look(takes: Duration) -> impl FnOnce() -> Receiver<Found> {
+        look_that_finds(takes, true)
+    }
+
+    fn look_that_finds(takes: Duration, is_seen: bool) -> impl FnOnce() -> Receiver<Found> {
         move || {
             let (tell, told) = channel();
             std::thread::spawn(move || {
                 std::thread::sleep(takes);
                 // Nobody may wait any more.
-                let _gone = tell.send(found());
+                let _gone = tell.send(Found { error: found(), is_seen });
             });
             told
         }
+    }
+
+    #[test]
+    fn a_server_that_is_seen_stopped_is_named_before_the_time_of_the_question_is_over() {
+        const LONG: Duration = Duration::from_secs(60);
+        let (asks, told): (Sender<u8>, _) = channel();
+        let begun = Instant::now();
+        let answer = answer_unless_stopped(&told, LONG, look(LIMIT));
+        assert_eq!(answer.unwrap_err(), Some(found()));
+        assert!(begun.elapsed() < LONG / 2, "after {:?}", begun.elapsed());
+        // One that is only silent may answer until the time is over.
+        let silent = || look_that_finds(Duration::ZERO, false);
+        let begun = Instant::now();
+        let answer = answer_unless_stopped(&told, LIMIT, silent());
+        assert_eq!(answer.unwrap_err(), Some(found()));
+        assert!(begun.elapsed() >= LIMIT, "after {:?}", begun.elapsed());
+        asks.send(1).unwrap();
+        assert_eq!(answer_unless_stopped(&told, LIMIT, silent()).unwrap(), 1);
+        // Nobody asks any more.
+        drop(asks);
+        let answer = answer_unless_stopped(&told, LIMIT, silent());
+        assert_eq!(answer.unwrap_err(), Some(found()));
+        let answer = answer_unless_stopped(&told, LIMIT, look(LONG));
+        assert_eq!(answer.unwrap_err(), None, "a look that hangs is not waited for");
     }
 
     #[test]

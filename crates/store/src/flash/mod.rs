@@ -222,6 +222,21 @@ impl Store {
     /// Removes the store and gives all its space back. Nothing of it may be in use any more;
     /// data that a process still holds open goes when it closes.
     pub fn destroy(self) -> Result<()> {
+        self.destroy_after(|_| {})
+    }
+
+    /// The same, where nobody but this process has a file of it open or mapped: data that an image's file system has not written yet
+    /// is not written to flash only to be deleted there.
+    pub fn destroy_unwritten(self) -> Result<()> {
+        let kind = self.kind();
+        self.destroy_after(|dir| {
+            if kind == StoreKind::LoopXfs {
+                remove::forget_data(&data_dir(dir, kind));
+            }
+        })
+    }
+
+    fn destroy_after(self, before_it_goes: impl FnOnce(&Path)) -> Result<()> {
         if !place::is_own_directory(&self.inner.dir)? {
             // Somebody has removed it with all that was in it.
             return Ok(());
@@ -229,6 +244,7 @@ impl Store {
         let mut record = self.record();
         record.state = StoreState::Destroying;
         record::save_destroying(&self.inner.dir, &record)?;
+        before_it_goes(&self.inner.dir);
         remove::remove_store(&self.inner.dir, &record)
     }
 

@@ -6,17 +6,21 @@ use super::record::{RECORD_NAME, RECORD_TMP_NAME, StoreRecord};
 use super::{LOG_NAME, image, lock::LOCK_NAME, tmpfs};
 use forebay_failpoint::step;
 use forebay_proto::control::{SOCKET_NAME, StoreKind};
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, openat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, fstat, ftruncate, openat, unlinkat};
 use std::ffi::CStr;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Deepest directory that a store has; deeper ones are not ours.
 const MAX_DEPTH: u32 = 64;
 /// Most threads that delete.
 const MAX_THREADS: usize = 4;
+/// Longest time in which data is emptied that is not to be written any more, and from how many blocks of 512 bytes on a file is worth it.
+const FORGET_LONGEST: Duration = Duration::from_millis(200);
+const FORGET_LEAST_BLOCKS: u64 = 128;
 
 /// Removes everything of a store, its lock last but one, its directory last.
 pub fn remove_store(dir: &Path, record: &StoreRecord) -> Result<()> {
@@ -79,6 +83,56 @@ pub fn remove_remains(dir: &Path) -> Result<()> {
 
 const DIR_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Empties the larger files of data that is to be deleted, for what the kernel has not written yet: with an image it would write all
+/// of that to flash before it lets go of it. Ends after [`FORGET_LONGEST`]; what is left then is written. Nobody may have a file of it
+/// open or mapped.
+pub fn forget_data(data: &Path) {
+    let until = Instant::now() + FORGET_LONGEST;
+    let forget = || {
+        let handle = openat(CWD, data, DIR_FLAGS, Mode::empty())?;
+        let device = fstat(&handle)?.st_dev;
+        forget_below(handle.as_fd(), device, 0, until)
+    };
+    if let Err(error) = forget() {
+        tracing::debug!(%error, "some data is written before it is deleted");
+    }
+}
+
+fn forget_below(
+    handle: BorrowedFd<'_>,
+    device: u64,
+    depth: u32,
+    until: Instant,
+) -> std::result::Result<(), rustix::io::Errno> {
+    if depth > MAX_DEPTH {
+        return Err(rustix::io::Errno::LOOP);
+    }
+    for entry in Dir::read_from(handle)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if Instant::now() >= until {
+            return Ok(());
+        }
+        let stat = rustix::fs::statat(handle, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if stat.st_dev != device || matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let child = openat(handle, name, DIR_FLAGS, Mode::empty())?;
+                forget_below(child.as_fd(), device, depth + 1, until)?;
+            }
+            FileType::RegularFile if stat.st_blocks as u64 >= FORGET_LEAST_BLOCKS => {
+                let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let file = openat(handle, name, flags, Mode::empty())?;
+                ftruncate(&file, 0)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
 
 /// Deletes everything in an open directory but what `keep` names.
 fn empty_directory(
@@ -178,6 +232,26 @@ mod tests {
         empty_directory(handle.as_fd(), device, 0, &|_| false).unwrap();
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
         assert!(outside.path().join("precious").exists());
+    }
+
+    #[test]
+    fn data_that_is_forgotten_is_that_of_larger_files_and_of_no_other_place() {
+        let base = tempfile::tempdir().unwrap();
+        let (data, precious) = (base.path().join("data"), base.path().join("precious"));
+        fs::create_dir_all(data.join("00/01")).unwrap();
+        let large = vec![7u8; 1 << 20];
+        for path in [&precious, &data.join("00/01/object"), &data.join("whole")] {
+            fs::write(path, &large).unwrap();
+        }
+        fs::write(data.join("00/small"), b"y").unwrap();
+        std::os::unix::fs::symlink(&precious, data.join("00/link")).unwrap();
+        std::os::unix::fs::symlink(base.path(), data.join("up")).unwrap();
+        forget_data(&data);
+        let length = |path: &Path| fs::metadata(path).unwrap().len();
+        assert_eq!((length(&data.join("00/01/object")), length(&data.join("whole"))), (0, 0));
+        assert_eq!((length(&precious), length(&data.join("00/small"))), (1 << 20, 1));
+        // One that is not there is nothing to forget.
+        forget_data(&base.path().join("none"));
     }
 
     #[test]
