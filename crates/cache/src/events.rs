@@ -5,7 +5,6 @@
 
 use super::file::{CacheFile, FileState};
 use super::lost::LOST;
-use super::map::{BLOCK_BYTES, bits};
 use super::read_ahead::Wishes;
 use forebay_activity::Activity;
 use forebay_proto::Ino;
@@ -154,97 +153,5 @@ impl Events {
         let failed = events.of(EventKind::Failed, path);
         let note = Some(LOST.into());
         events.log.record(&[Happened { errno: Some(libc::EIO), note, ..failed }]);
-    }
-}
-
-/// CRC32C of a file of `size` bytes, of which the PFS's content counted up to `limit`, if each of its
-/// blocks is here with a checksum or is a hole.
-pub(super) fn whole_crc(state: &FileState, size: u64, limit: u64) -> Option<u32> {
-    let mut whole = Sum::default();
-    for (block, entry) in state.map.blocks() {
-        let start = block * BLOCK_BYTES;
-        if start >= size {
-            break;
-        }
-        let known = entry.has(bits::PRESENT) && !entry.has(bits::OPEN);
-        let inside = (size - start).min(BLOCK_BYTES);
-        if !known || u64::from(entry.len) > inside || !whole.hole_to(start, limit) {
-            return None;
-        }
-        whole.push(entry.crc, u64::from(entry.len));
-        // Behind what the checksum covers there are zeros.
-        whole.zeros(inside - u64::from(entry.len));
-    }
-    whole.hole_to(size, limit).then_some(whole.crc)
-}
-
-/// A checksum of bytes that come one after the other, by the checksums of parts.
-#[derive(Default)]
-struct Sum {
-    crc: u32,
-    length: u64,
-}
-
-fn combine(first: u32, second: u32, second_length: u64) -> u32 {
-    let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
-    crc_fast::checksum_combine(algorithm, first.into(), second.into(), second_length) as u32
-}
-
-impl Sum {
-    fn push(&mut self, crc: u32, length: u64) {
-        if length > 0 {
-            self.crc = combine(self.crc, crc, length);
-            self.length += length;
-        }
-    }
-
-    /// By doubling: a hole may be large.
-    fn zeros(&mut self, length: u64) {
-        let mut piece = super::map::crc(&[0]);
-        let mut piece_length = 1;
-        let mut left = length;
-        while left > 0 {
-            if left & 1 == 1 {
-                self.push(piece, piece_length);
-            }
-            left >>= 1;
-            if left > 0 {
-                piece = combine(piece, piece, piece_length);
-                piece_length *= 2;
-            }
-        }
-    }
-
-    /// Blocks without an entry are holes where nothing of the PFS counts. False if not.
-    fn hole_to(&mut self, end: u64, limit: u64) -> bool {
-        if self.length < end {
-            if self.length < limit {
-                return false;
-            }
-            self.zeros(end - self.length);
-        }
-        true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::map::crc;
-    use super::*;
-
-    #[test]
-    fn a_checksum_of_parts_and_holes_is_that_of_the_whole() {
-        let mut bytes = vec![7u8; 1000];
-        let mut sum = Sum::default();
-        sum.push(crc(&bytes), 1000);
-        bytes.resize(1000 + 12_345, 0);
-        assert!(!sum.hole_to(13_345, 1001), "the PFS has something there");
-        assert!(sum.hole_to(13_345, 1000));
-        bytes.extend_from_slice(b"end");
-        sum.push(crc(b"end"), 3);
-        assert_eq!((sum.crc, sum.length), (crc(&bytes), bytes.len() as u64));
-        let mut none = Sum::default();
-        assert!(none.hole_to(0, 0));
-        assert_eq!(none.crc, crc(b""));
     }
 }

@@ -463,12 +463,9 @@ impl FileState {
         file: &CacheFile,
         blocks: Range<u64>,
     ) -> Result<()> {
-        for block in blocks {
-            if self.map.get(block).bits != 0 {
-                self.put(flash, file, block, &[Entry::default()])?;
-            }
-        }
-        Ok(())
+        let known = blocks.filter(|block| self.map.get(*block).bits != 0);
+        let none: Vec<_> = known.map(|block| (block, Entry::default())).collect();
+        self.put_runs(flash, file, &none)
     }
 
     /// Bytes that the PFS does not have, at most those of the file.

@@ -52,6 +52,7 @@ mod served;
 mod space;
 mod stack;
 mod status;
+mod whole_crc;
 
 #[cfg(test)]
 mod tests;

@@ -76,6 +76,11 @@ impl Entry {
         self.len as usize == content.len() && is_same()
     }
 
+    /// What tells of which content it is.
+    fn content(&self) -> (u32, u32, u8) {
+        (self.crc, self.len, self.bits & (bits::PRESENT | bits::OPEN))
+    }
+
     /// True if all of `wanted` are set.
     pub fn has(&self, wanted: u8) -> bool {
         self.bits & wanted == wanted
@@ -119,6 +124,7 @@ pub(crate) struct BlockMap {
     xxh3: BTreeMap<u64, Box<[u64; CHUNK as usize]>>,
     present: u64,
     dirty: u64,
+    contents: u64,
     /// Blocks that a write left FRESH which a kill cut: what flash has of them is nobody's.
     fresh: Vec<u64>,
 }
@@ -167,6 +173,7 @@ impl BlockMap {
     /// Changes the entry of a block, in memory.
     pub fn set(&mut self, block: u64, entry: Entry) {
         let old = self.get(block);
+        self.contents += u64::from(entry.content() != old.content());
         self.present += u64::from(entry.has(bits::PRESENT));
         self.present -= u64::from(old.has(bits::PRESENT));
         self.dirty += u64::from(entry.has(bits::DIRTY));
@@ -198,16 +205,27 @@ impl BlockMap {
         self.dirty
     }
 
+    /// Another number each time that the content of a block is another, or may be.
+    pub fn contents(&self) -> u64 {
+        self.contents
+    }
+
     /// The blocks with an entry, in order.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
-        self.chunks.iter().flat_map(|(chunk, entries)| {
+        self.blocks_with_entries(0)
+    }
+
+    /// The same from a block on.
+    pub fn blocks_with_entries(&self, from: u64) -> impl Iterator<Item = (u64, Entry)> + '_ {
+        let all = self.chunks.range(from / CHUNK..).flat_map(|(chunk, entries)| {
             let first = chunk * CHUNK;
             let known = self.xxh3.get(chunk);
             entries.iter().enumerate().filter(|(_, raw)| **raw != 0).map(move |(i, raw)| {
                 let xxh3 = known.map_or(0, |known| known[i]);
                 (first + i as u64, Entry { xxh3, ..Entry::unpack(*raw) })
             })
-        })
+        });
+        all.skip_while(move |(block, _)| *block < from)
     }
 
     /// How long the object is at least, by the checksums.
@@ -241,7 +259,7 @@ impl BlockMap {
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        *self = BlockMap::default();
+        *self = BlockMap { contents: self.contents + 1, ..BlockMap::default() };
     }
 }
 

@@ -402,6 +402,12 @@ impl Drainer {
         }
     }
 
+    /// Drains a file by the calling thread, as if somebody had asked.
+    #[cfg(test)]
+    pub(crate) fn drain_now(&self, file: &Arc<CacheFile>) {
+        self.drain_once(file, true, &mut copy::Memory::new());
+    }
+
     fn drain_once(&self, file: &Arc<CacheFile>, asked: bool, memory: &mut copy::Memory) {
         let _one = file.drain.lock();
         if file.state.lock().gone {

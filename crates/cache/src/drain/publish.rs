@@ -10,7 +10,7 @@ mod leftover;
 use super::super::clock::Clocks;
 use super::super::counters::Counters;
 use super::super::data_servers::Ownership;
-use super::super::events::{Events, whole_crc};
+use super::super::events::Events;
 use super::super::file::{CacheFile, ENTRIES_AT_ONCE, FileState};
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits};
@@ -25,8 +25,9 @@ use super::super::record::{Base, Draining, Owner, Record, SyncState};
 use super::super::record_store::RecordStore;
 use super::super::space::Space;
 use super::super::stack::Stack;
+use super::super::whole_crc::WholeCrc;
 use super::DrainList;
-use super::copy::{Copier, Memory};
+use super::copy::{Copier, Memory, Written};
 use super::rights::{Targets, as_writer};
 use super::settle::{Settled, Settler, Sums};
 use super::{Failed, Outcome, at, failed, lost};
@@ -59,6 +60,13 @@ impl Job {
             && (self.size, self.mtime) == (stat.size, stat.mtime)
             && self.ctime <= stat.ctime
     }
+}
+
+/// The PFS has what a drain wrote: how that was looked at, and the checksum of the whole file, if it is known.
+#[derive(Clone, Copy)]
+struct Proof {
+    how: Verify,
+    whole: Option<WholeCrc>,
 }
 
 /// Most blocks (64 GiB) among which a drain notes holes: each takes 8 bytes of the map on flash and 16 bytes of memory. Those of
@@ -183,10 +191,10 @@ impl Publisher {
         &self,
         file: &Arc<CacheFile>,
         job: &Job,
-        done: Outcome<(PfsStat, Option<Verify>)>,
+        done: Outcome<(PfsStat, Proof)>,
     ) -> Outcome<bool> {
         match done {
-            Ok((stat, how)) => self.end_job(file, job, &stat, how),
+            Ok((stat, proof)) => self.end_job(file, job, &stat, proof),
             Err(error) => {
                 file.state.lock().draining = None;
                 Err(error)
@@ -231,7 +239,7 @@ impl Publisher {
         found: &Found,
         job: &Job,
         memory: &mut Memory,
-    ) -> Outcome<(PfsStat, Option<Verify>)> {
+    ) -> Outcome<(PfsStat, Proof)> {
         let what = "open the PFS file";
         let (target, stat) = as_writer(file, || self.open_found(found)).map_err(at(what))?;
         self.save(file, |record| record.draining = Some(Draining::InPlace))?;
@@ -255,11 +263,11 @@ impl Publisher {
                 self.set_times(file, &target, job, None)?;
             }
             self.targets.sync_target(&target)?;
-            self.copier.verify_blocks(file, &target, &written, memory)
+            self.prove(file, &target, job, &written, memory)
         })();
         let stat = self.pfs.stat_fd(target.as_fd());
         match (written, stat) {
-            (Ok(how), stat) => Ok((stat.map_err(at(look))?, Some(how))),
+            (Ok(proof), stat) => Ok((stat.map_err(at(look))?, proof)),
             (Err(error), stat) => {
                 // What the PFS has now is ours, as far as it came.
                 if let Ok(stat) = stat {
@@ -271,6 +279,23 @@ impl Publisher {
                 Err(error)
             }
         }
+    }
+
+    /// Reads back what was written. What the file's checksum is made of is copied here: whoever wants something of the file at the
+    /// end of the drain, when its attributes are locked, does not wait for it.
+    fn prove(
+        &self,
+        file: &Arc<CacheFile>,
+        target: &File,
+        job: &Job,
+        written: &Written,
+        memory: &mut Memory,
+    ) -> Outcome<Proof> {
+        let how = self.copier.verify_blocks(file, target, written, memory)?;
+        // Of what a kernel writes nobody knows it.
+        let is_known = !file.state.lock().record.whole;
+        let whole = is_known.then(|| WholeCrc::of(file, job.size, job.fetch_limit)).flatten();
+        Ok(Proof { how, whole })
     }
 
     /// Records survive a power cut, where the flash does.
@@ -309,7 +334,7 @@ impl Publisher {
         found: &Found,
         job: &Job,
         memory: &mut Memory,
-    ) -> Outcome<(PfsStat, Option<Verify>)> {
+    ) -> Outcome<(PfsStat, Proof)> {
         let (dir_path, name) = split(&found.path);
         self.leftovers.note_drain_dir(dir_path).map_err(at("write the record on flash"))?;
         let temporary = self.leftovers.temporary_name(file);
@@ -358,9 +383,9 @@ impl Publisher {
             Err(e) => return Err(failed(e, "make a file beside it on the PFS")),
         };
         let done =
-            self.fill_temporary(file, found, job, memory, &target, journal).and_then(|how| {
+            self.fill_temporary(file, found, job, memory, &target, journal).and_then(|proof| {
                 let beside = Beside { dir: &dir, dir_path, temporary: &temporary, name };
-                self.exchange(file, found, &beside, &target).map(|stat| (stat, how))
+                self.exchange(file, found, &beside, &target).map(|stat| (stat, proof))
             });
         if done.is_err() {
             let key = self.pfs.stat_fd(target.as_fd()).ok().map(|stat| stat.key);
@@ -382,7 +407,7 @@ impl Publisher {
         memory: &mut Memory,
         target: &File,
         journal: impl Fn(Option<Key>) -> Draining,
-    ) -> Outcome<Option<Verify>> {
+    ) -> Outcome<Proof> {
         let own = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the file beside it"))?;
         self.save(file, |record| record.draining = Some(journal(Some(own.key))))?;
         forebay_failpoint::step("a temporary is on record");
@@ -394,10 +419,10 @@ impl Publisher {
         self.set_times(file, target, job, accessed)?;
         forebay_failpoint::step("dirty data is on the PFS");
         self.targets.sync_target(target)?;
-        let how = self.copier.verify_blocks(file, target, &written, memory)?;
+        let proof = self.prove(file, target, job, &written, memory)?;
         // What has the name after a power cut must be known as ours.
         self.sync_record()?;
-        Ok(Some(how))
+        Ok(proof)
     }
 
     /// True if a PFS file is open here, or has something that the PFS does not.
@@ -565,7 +590,7 @@ impl Publisher {
         file: &Arc<CacheFile>,
         job: &Job,
         stat: &PfsStat,
-        how: Option<Verify>,
+        proof: Proof,
     ) -> Outcome<bool> {
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
@@ -577,9 +602,10 @@ impl Publisher {
         let limit = state.limit_after_drain(stat.size.min(object.size_bytes));
         // What the PFS has behind a truncation that came meanwhile has to go.
         let resized = object.size_bytes != stat.size || limit < stat.size;
-        let whole = whole_crc(&state, job.size, job.fetch_limit);
+        let whole = proof.whole.and_then(|whole| whole.if_same(&state));
         let whole = whole
             .filter(|_| !resized && !state.record.whole && state.map.dirty() == clean.len() as u64);
+        let how = Some(proof.how);
         self.events.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
         // Before the first block is clean: a drain that begins again must not cut the PFS file
         // to what counted before this one.
@@ -643,7 +669,8 @@ impl Publisher {
     fn note_holes(&self, file: &CacheFile, state: &mut FileState, job: &Job, limit: u64) {
         let first = job.fetch_limit.div_ceil(BLOCK_BYTES);
         let end = limit.div_ceil(BLOCK_BYTES);
-        if !state.record.whole || end.saturating_sub(first) > HOLES_MOST {
+        let is_noted = state.map.present() >= end;
+        if !state.record.whole || is_noted || end.saturating_sub(first) > HOLES_MOST {
             return;
         }
         let hole = Entry::of(b"");

@@ -123,9 +123,9 @@ impl Settler {
             for (first, run) in entries {
                 state.put(&self.flash, file, first, &run)?;
             }
-            for block in state.map.blocks_from(before.size_bytes.div_ceil(BLOCK_BYTES)) {
-                state.put(&self.flash, file, block, &[Entry::default()])?;
-            }
+            let behind = state.map.blocks_from(before.size_bytes.div_ceil(BLOCK_BYTES));
+            let none: Vec<_> = behind.into_iter().map(|block| (block, Entry::default())).collect();
+            state.put_runs(&self.flash, file, &none)?;
             forebay_failpoint::step("a whole file has its checksums");
             if closed {
                 state.clean_unsynced = true;

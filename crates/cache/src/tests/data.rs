@@ -2,8 +2,10 @@
 
 use super::super::map::{BLOCK_BYTES, Entry, bits};
 use super::*;
+use forebay_failpoint::kill::HOOK;
 use rustix::fs::FallocateFlags;
 use std::os::unix::fs::MetadataExt;
+use std::sync::mpsc::channel;
 
 #[test]
 fn a_read_fetches_each_byte_once() {
@@ -353,6 +355,50 @@ fn drains_of_an_open_sparse_file_read_and_send_what_was_written_and_no_hole() {
     assert!(hole.iter().all(|byte| *byte == 0));
     assert_eq!(cache.fs.parts.counters.bytes()[1], filled);
     drop(handle);
+    cache.crash();
+}
+
+/// What a program does with a file that drains.
+fn look_open_and_chmod(fs: &CacheFs, ino: Ino) -> Result<()> {
+    let root = Caller::root();
+    fs.getattr(ino)?;
+    fs.lookup(&root, Ino::ROOT, b"f")?;
+    fs.open(&root, ino, libc::O_RDONLY as u32, false, false)?;
+    fs.release(ino, false);
+    let change = forebay_proto::SetAttr { mode: Some(0o640), ..Default::default() };
+    fs.setattr(&root, ino, &change)?;
+    Ok(())
+}
+
+#[test]
+fn a_file_is_looked_at_opened_and_changed_while_its_drain_sums_it_up() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    // It drains here, not by a worker.
+    cache.fs.parts.drain_list.hold(true);
+    cache.write("f", 0, b"begin");
+    cache.write("f", 512 * MIB, b"end");
+    let ino = cache.lookup("f").unwrap();
+    let file = cache.fs.parts.nodes.get(ino).unwrap().file.unwrap();
+    let (tell, heard) = channel();
+    let fs = cache.fs.clone();
+    HOOK.set(Some(Box::new(move |step| {
+        if step == "a whole file is summed up" {
+            let (says, told) = channel();
+            let fs = fs.clone();
+            std::thread::spawn(move || says.send(look_open_and_chmod(&fs, ino)));
+            tell.send(told.recv_timeout(Duration::from_secs(20))).unwrap();
+        }
+    })));
+    cache.fs.drains.drainer.drain_now(&file);
+    HOOK.set(None);
+    let answers: Vec<_> = heard.try_iter().collect();
+    assert_eq!(answers, [Ok(Ok(()))]);
+    drop(file);
+    cache.fs.parts.drain_list.hold(false);
+    assert!(cache.flush("/").is_durable());
+    let on_pfs = std::fs::metadata(rig.pfs("f")).unwrap();
+    assert_eq!((on_pfs.len(), on_pfs.mode() & 0o7777), (512 * MIB + 3, 0o640));
     cache.crash();
 }
 

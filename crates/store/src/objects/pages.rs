@@ -11,13 +11,15 @@
 //!   place decides on its page.
 //! * Beyond it, the mount has small pages: at once when a call that comes here makes the hole (a longer size, a
 //!   punched hole, an open of a file that has holes). When a write of the kernel made it: at that write, if the file was new or had
-//!   not been written for [`ACTIVE`], since the kernel tells of it then ([`watch`]); else within [`LOOK_CLOSE`], by a thread
-//!   that runs before others ([`on_time`]). The kernel asks nobody before it takes a large page, so each place that is
-//!   written in that time costs one. What that was counts against the allowance; where it is used up, all
-//!   pages are small until something of it came back.
+//!   not been written for [`ACTIVE`], since the kernel tells of it then ([`watch`]); else within milliseconds, by a thread
+//!   that runs before others ([`on_time`]) and looks as often as it must ([`pace`]). The kernel asks nobody before it takes a
+//!   large page, so each place that is written in that time costs one. What that was counts against the allowance; where it is
+//!   used up, all pages are small until something of it came back.
 //! * It is switched back when nobody has written to such a file for [`QUIET`], or what was written there is dense.
 //!   Then large pages have a bound in bytes ([`PASS_SHARE`]), after which [`PROBE_BYTES`] of small ones show again
 //!   whether it still is: in small pages, and only there, SEEK_HOLE tells what was written.
+//! * While nobody writes to any file, and one with holes beyond the allowance is open, pages are small, too: stores into a mapping
+//!   of it are told by nobody, and nobody has to look for them so. The first call or write changes that.
 //!
 //! A buffer smaller than [`LARGE_FROM_BYTES`] has small pages only: it could be full before a look.
 //!
@@ -30,12 +32,14 @@
 
 mod allowance;
 mod on_time;
+mod pace;
 mod watch;
 
 use super::{ObjectName, ObjectStat, Objects, err};
 use allowance::Allowance;
 use forebay_proto::{ObjectId, Result};
 use on_time::{at_leisure, be_on_time};
+use pace::Facts;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{self as rfs, SeekFrom};
 use rustix::mount::{MountFlags, mount_remount};
@@ -83,18 +87,17 @@ const WATCHED_MAX: usize = 4096;
 /// Files that were opened in a rush and wait to be looked at; of these so many are looked at each time.
 const WAITING_MAX: usize = 4096;
 const WAITING_LOOKED_AT: usize = 64;
-/// Watches that begin within [`ACTIVE`]: each takes some 5 us and a look.
+/// The same of those that are written, and of those that were just told of: a look takes no longer than a millisecond or two.
+const OPENED_LOOKED_AT: usize = 256;
+const HEARD_LOOKED_AT: usize = 64;
+/// Watched files of which it is asked at a look whether they are open still: some 10 us each.
+const WATCHED_LOOKED_AT: u32 = 64;
+/// Watches that begin within [`ACTIVE`]: each takes some 5 us and a look. While nothing is written, a look may begin those of so
+/// many such times that went by.
 const WATCHES_MAX: u32 = 8;
+const WATCHES_TIMES_MOST: u32 = 5;
 /// A file counts as being written for so long after it grew or was opened; then it is watched.
 const ACTIVE: Duration = Duration::from_millis(20);
-/// Between two looks while a file is written: in this time a processor fills some 10 large pages.
-const LOOK_CLOSE: Duration = Duration::from_millis(1);
-/// Looks take at most one part in so many of a processor's time.
-const LOOK_SHARE: u32 = 100;
-/// Else by the capacity: in this time a writer takes an eighth of it, at 10 GB/s.
-const FILL_BYTES_PER_MS: u64 = 8 * 10_000_000;
-const LOOK_LEAST: Duration = Duration::from_millis(10);
-const LOOK_MOST: Duration = Duration::from_millis(200);
 
 /// What of a file is written: bytes, and large pages that they touch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -214,6 +217,8 @@ struct State {
     waiting: VecDeque<ObjectId>,
     /// A file found no place in the lists: all pages are small until they are half empty.
     crowded: bool,
+    /// When a call or a write was heard of last, or a file was found to have grown.
+    busy_at: Option<Instant>,
     /// That may still begin, and since when.
     watches_left: u32,
     watches_since: Option<Instant>,
@@ -225,21 +230,48 @@ struct State {
 
 impl State {
     /// True if a file is written, or was opened just now.
-    fn is_active(&self) -> bool {
-        let is_active = |at: Instant| at.elapsed() < ACTIVE;
+    fn is_active(&self, now: Instant) -> bool {
+        let is_active = |at: Instant| now.saturating_duration_since(at) < ACTIVE;
         self.opened.iter().any(|file| is_active(file.active_at))
             || self.suspects.iter().any(|suspect| is_active(suspect.active_at))
     }
 
+    /// Since anything was written, or opened for that, as far as it is known.
+    fn quiet_for(&self, now: Instant) -> Duration {
+        let last = self.suspects.iter().map(|suspect| suspect.active_at).chain(self.busy_at).max();
+        last.map_or(Duration::MAX, |last| now.saturating_duration_since(last))
+    }
+
+    /// Some file has more holes than it is allowed.
+    fn has_costly_holes(&self) -> bool {
+        self.suspects.iter().any(|suspect| !matches!(suspect.verdict, Verdict::Allowed { .. }))
+    }
+
     /// A watched file was written, or is gone: it is looked at closely.
-    fn heard(&mut self, watch: Watch) {
-        let now = Instant::now();
+    fn heard(&mut self, watch: Watch, now: Instant) -> Option<ObjectId> {
         if let Some((id, WatchedFile { bytes, .. })) = self.watched.take_by(watch) {
             self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now });
-        } else if let Some(suspect) = self.suspects.iter_mut().find(|s| s.watch == Some(watch)) {
-            suspect.watch = None;
-            suspect.active_at = now;
+            self.busy_at = Some(now);
+            return Some(id);
         }
+        let suspect = self.suspects.iter_mut().find(|s| s.watch == Some(watch))?;
+        suspect.watch = None;
+        suspect.active_at = now;
+        Some(suspect.id)
+    }
+
+    /// More watches may begin, after a time.
+    fn allow_watches(&mut self, now: Instant) {
+        let since = self.watches_since.map_or(ACTIVE, |since| now.saturating_duration_since(since));
+        if since < ACTIVE {
+            return;
+        }
+        let times = match self.is_active(now) {
+            true => 1,
+            false => (since.as_millis() / ACTIVE.as_millis()).min(WATCHES_TIMES_MOST.into()) as u32,
+        };
+        self.watches_since = Some(now);
+        self.watches_left = WATCHES_MAX * times;
     }
 }
 
@@ -254,27 +286,22 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    fn look_every(&self) -> Duration {
-        let ms = self.capacity_bytes.load(Ordering::Relaxed) / FILL_BYTES_PER_MS / 8;
-        Duration::from_millis(ms).clamp(LOOK_LEAST, LOOK_MOST)
-    }
-
-    /// Between two looks, of which the last took so long; `None`: until something is opened.
-    fn pause(&self, state: &State, took: Duration) -> Option<Duration> {
-        let looks_at_files = !state.suspects.iter().all(Suspect::is_told_of)
-            || !state.opened.is_empty()
-            || !state.waiting.is_empty();
-        if state.is_active() {
-            Some(LOOK_CLOSE.max((took * LOOK_SHARE).min(self.look_every())))
-        } else if state.allowance.to_count().is_some() || (state.small && looks_at_files) {
-            Some(LOOK_LEAST)
-        } else if looks_at_files {
-            Some(self.look_every())
-        } else if state.small {
-            // Until a file is gone that took more than the allowance has.
-            Some(LOOK_MOST)
-        } else {
-            (state.watched.len() > 0 || !state.suspects.is_empty()).then_some(QUIET)
+    /// What the choice of a pause depends on. The last look at all files took so long.
+    fn facts(&self, state: &State, took: Duration) -> Facts {
+        let now = Instant::now();
+        let State { suspects, opened, waiting, watched, .. } = state;
+        Facts {
+            is_active: state.is_active(now),
+            quiet_for: state.quiet_for(now),
+            is_to_count: state.allowance.to_count().is_some(),
+            is_small: state.small,
+            is_untold: !opened.is_empty()
+                || !waiting.is_empty()
+                || suspects.iter().any(|suspect| suspect.watch.is_none()),
+            has_costly_holes: state.has_costly_holes(),
+            has_files: watched.len() > 0 || !suspects.is_empty(),
+            took,
+            look_every: pace::look_every(self.capacity_bytes.load(Ordering::Relaxed)),
         }
     }
 
@@ -365,11 +392,12 @@ impl Objects {
         if !self.pages.on.load(Ordering::Acquire) {
             return;
         }
+        let now = Instant::now();
         let mut state = self.pages.state.lock();
+        self.note_busy(&mut state, now);
         if state.suspects.iter().any(|suspect| suspect.id == id) || state.watched.has(id) {
             return;
         }
-        let now = Instant::now();
         if let Some(known) = state.opened.iter_mut().find(|file| file.id == id) {
             known.active_at = now;
         } else {
@@ -386,6 +414,16 @@ impl Objects {
             state.opened.push_back(Opened { id, bytes, active_at: now });
         }
         self.wake(&mut state);
+    }
+
+    /// Somebody writes, or is about to: after a quiet time pages may be large again, and the thread looks.
+    fn note_busy(&self, state: &mut State, now: Instant) {
+        let was_quiet = state.quiet_for(now) >= QUIET;
+        state.busy_at = Some(now);
+        if was_quiet {
+            self.choose(state);
+            self.wake(state);
+        }
     }
 
     /// The thread looks soon.
@@ -478,9 +516,11 @@ impl Objects {
     /// Mounts what the files ask for.
     fn choose(&self, state: &mut State) {
         let is_small = |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
+        let may_be_mapped = state.has_costly_holes() && state.quiet_for(Instant::now()) >= QUIET;
         let small = state.suspects.iter().any(is_small)
             || state.allowance.is_spent()
             || !state.waiting.is_empty()
+            || may_be_mapped
             || state.crowded;
         if small != state.small {
             self.say(self.mount_pages(if small { SMALL } else { LARGE }));
@@ -488,39 +528,29 @@ impl Objects {
         }
     }
 
-    /// One look at all of them. Gives a file whose holes are to be counted ([`Self::empty_bytes`]).
-    fn look_at_pages(&self, state: &mut State) -> Option<ObjectId> {
-        if state.watches_since.is_none_or(|since| since.elapsed() >= ACTIVE) {
-            state.watches_since = Some(Instant::now());
-            state.watches_left = WATCHES_MAX;
-        }
-        for file in std::mem::take(&mut state.opened) {
+    /// One look at all of them, or, where there are very many, at as many as there is time for.
+    fn look_at_pages(&self, state: &mut State) {
+        let now = Instant::now();
+        state.allow_watches(now);
+        for _ in 0..state.opened.len().min(OPENED_LOOKED_AT) {
+            // The others come next.
+            let Some(file) = state.opened.pop_front() else { break };
             self.look_at_opened(state, file);
         }
-        for id in
-            state.waiting.drain(..state.waiting.len().min(WAITING_LOOKED_AT)).collect::<Vec<_>>()
-        {
-            self.look_at_waiting(state, id);
-        }
+        self.look_at_rush(state);
         let is_half_empty = state.suspects.len() <= SUSPECTS_MAX / 2
             && state.watched.len() <= WATCHED_MAX / 2
             && state.waiting.is_empty();
         state.crowded &= !is_half_empty;
-        let most = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE_MOST;
-        let State { suspects, allowance, watched, small, .. } = &mut *state;
-        suspects.retain_mut(|suspect| {
-            let stays = self.look_at_suspect(suspect, allowance, most, *small);
-            if let (false, Some(watch)) = (stays, suspect.watch) {
-                self.pages.forget(watch);
-            }
-            stays
-        });
-        let Watched { files, of_watch } = watched;
+        self.look_at_suspects(state, |_| true);
+        let State { allowance, watched: Watched { files, of_watch }, .. } = &mut *state;
+        let mut left = WATCHED_LOOKED_AT;
         files.retain(|id, file| {
-            if file.seen_open_at.elapsed() < QUIET {
+            if left == 0 || now.saturating_duration_since(file.seen_open_at) < QUIET {
                 return true;
             }
-            file.seen_open_at = Instant::now();
+            left -= 1;
+            file.seen_open_at = now;
             let stays = self.is_open_elsewhere(*id).unwrap_or(false);
             if !stays {
                 of_watch.remove(&file.watch);
@@ -532,7 +562,56 @@ impl Objects {
             allowance.drop_gone(&mut |other| self.stat(other).is_err());
         }
         self.choose(state);
-        state.allowance.to_count()
+    }
+
+    /// A look at those that were just written after a quiet time, and at some of a rush, because of which all pages are small.
+    fn look_at_few(&self, state: &mut State, heard: &[ObjectId]) {
+        if heard.is_empty() && state.waiting.is_empty() {
+            return;
+        }
+        self.look_at_rush(state);
+        for _ in 0..state.opened.len() {
+            let Some(file) = state.opened.pop_front() else { break };
+            match heard.contains(&file.id) {
+                true => self.look_at_opened(state, file),
+                false => state.opened.push_back(file),
+            }
+        }
+        self.look_at_suspects(state, |id| heard.contains(&id));
+        self.choose(state);
+    }
+
+    /// A look at some of the files of a rush.
+    fn look_at_rush(&self, state: &mut State) {
+        let count = state.waiting.len().min(WAITING_LOOKED_AT);
+        for id in state.waiting.drain(..count).collect::<Vec<_>>() {
+            self.look_at_waiting(state, id);
+        }
+    }
+
+    /// A look at those files with holes that are chosen.
+    fn look_at_suspects(&self, state: &mut State, is_chosen: impl Fn(ObjectId) -> bool) {
+        let most = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE_MOST;
+        let State { suspects, allowance, watches_left, small, .. } = &mut *state;
+        suspects.retain_mut(|suspect| {
+            let is_known = suspect.is_told_of() && suspect.seen_open_at.elapsed() < QUIET;
+            if is_known || !is_chosen(suspect.id) {
+                return true;
+            }
+            self.watch_suspect(suspect, watches_left);
+            let stays = self.look_at_suspect(suspect, allowance, most, *small);
+            if let (false, Some(watch)) = (stays, suspect.watch) {
+                self.pages.forget(watch);
+            }
+            stays
+        });
+    }
+
+    /// What the store takes by now; `None` if it is not known.
+    fn used_bytes(&self) -> Option<u64> {
+        let told = rfs::fstatvfs(&self.dir).ok()?;
+        let used_blocks = told.f_blocks.checked_sub(told.f_bfree)?;
+        (told.f_blocks > 0).then(|| used_blocks.saturating_mul(told.f_frsize))
     }
 
     /// Puts a file back into one of the lists, if it need be looked at.
@@ -547,6 +626,7 @@ impl Objects {
         }
         if before.is_some_and(|before| before != bytes) {
             file.active_at = Instant::now();
+            state.busy_at = Some(file.active_at);
         }
         // An empty one may get its first write anywhere.
         let is_quiet = bytes == 0 || file.active_at.elapsed() >= ACTIVE;
@@ -626,11 +706,17 @@ impl Objects {
             if suspect.is_small() && !was_small {
                 allowance.owe(suspect.id, bytes - suspect.bytes);
             }
-        } else if suspect.watch.is_none() && suspect.active_at.elapsed() >= ACTIVE {
-            // What is written between this look and the watch is seen by a later look.
-            suspect.watch = self.watch(suspect.id);
         }
         suspect.bytes = bytes;
+    }
+
+    /// The kernel tells the next write to a file that seems quiet. To be done before it is looked at: what is written between two
+    /// looks is seen by the second one, or told.
+    fn watch_suspect(&self, suspect: &mut Suspect, watches_left: &mut u32) {
+        if suspect.watch.is_none() && *watches_left > 0 && suspect.active_at.elapsed() >= ACTIVE {
+            *watches_left -= 1;
+            suspect.watch = self.watch(suspect.id);
+        }
     }
 
     /// False if the file need not be looked at any more.
@@ -642,9 +728,6 @@ impl Objects {
         was_small: bool,
     ) -> bool {
         let id = suspect.id;
-        if suspect.is_told_of() && suspect.seen_open_at.elapsed() < QUIET {
-            return true;
-        }
         let Ok(stat) = self.stat(id) else {
             allowance.give_back(id);
             return false;
@@ -760,25 +843,44 @@ fn is_dense(before: Written, now: Written) -> bool {
     bytes * 100 >= pages * LARGE_BYTES * DENSE_PERCENT
 }
 
+/// The last look at all files.
+struct LastLook {
+    at: Instant,
+    took: Duration,
+    /// The least that the store has taken since, if it is known.
+    used_bytes: Option<u64>,
+}
+
 fn run(pages: &Pages, objects: &Weak<Objects>) {
     let Some(bell) = pages.bell.get() else { return };
     be_on_time();
-    let mut took = Duration::ZERO;
+    let mut last = LastLook { at: Instant::now(), took: Duration::ZERO, used_bytes: None };
     let mut state = pages.state.lock();
     while !state.stopping {
-        let pause = pages.pause(&state, took);
-        state.resting = !state.is_active();
-        let written = MutexGuard::unlocked(&mut state, || bell.wait(pause));
+        let facts = pages.facts(&state, last.took);
+        state.resting = !facts.is_active;
+        let told = MutexGuard::unlocked(&mut state, || bell.wait(pace::pause(&facts)));
         state.resting = false;
         let Some(objects) = objects.upgrade() else { return };
         if state.stopping {
             return;
         }
         let begun = Instant::now();
-        written.into_iter().for_each(|watch| state.heard(watch));
-        let to_count = objects.look_at_pages(&mut state);
-        took = begun.elapsed();
-        if let Some(id) = to_count {
+        let mut heard: Vec<ObjectId> =
+            told.into_iter().filter_map(|watch| state.heard(watch, begun)).collect();
+        // More are seen with all others, or by what they cost.
+        heard.truncate(HEARD_LOOKED_AT);
+        let used_bytes = objects.used_bytes();
+        let grown = last.used_bytes.zip(used_bytes).map(|(was, now)| now.saturating_sub(was));
+        if pace::is_due_for_all(begun.saturating_duration_since(last.at), last.took, grown) {
+            objects.look_at_pages(&mut state);
+            last = LastLook { at: begun, took: begun.elapsed(), used_bytes };
+        } else {
+            objects.look_at_few(&mut state, &heard);
+            // What goes meanwhile must not hide what comes.
+            last.used_bytes = last.used_bytes.min(used_bytes);
+        }
+        if let Some(id) = state.allowance.to_count() {
             let count = || at_leisure(|| objects.empty_bytes(id));
             let empty = MutexGuard::unlocked(&mut state, count);
             state.allowance.counted(id, empty.unwrap_or(0));

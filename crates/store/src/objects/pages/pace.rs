@@ -1,0 +1,182 @@
+//! When the thread that chooses pages looks at files, and at which.
+//!
+//! * Nothing is written: it sleeps until a call or a write to a watched file ends that. One look in [`IDLE_LOOK_MOST`] is left, for files
+//!   that were closed, of which nobody tells.
+//! * Something was written in the last [`QUIET`]: it wakes once more when that is over. Files that can get pages without a word (not
+//!   watched, or with holes beyond the allowance, into which a mapping may store) are looked at as often as the capacity asks for.
+//! * A file is written: it wakes each millisecond, or so seldom that looks take one part in [`LOOK_SHARE`] of a processor, at
+//!   most as seldom as the capacity allows. If a look at all files takes longer than that gives, it wakes for what was told alone,
+//!   and looks at all of them once in [`ALL_LOOK_MOST`], or when the store has grown by [`NOTICE_BYTES`] since: what a hole costs is
+//!   seen there, whichever file has it.
+//!
+//! Pure: facts and times in, decisions out. Called by [`super`].
+
+use super::QUIET;
+use std::time::Duration;
+
+/// Between two looks while a file is written: in this time a processor fills some 10 large pages.
+const LOOK_CLOSE: Duration = Duration::from_millis(1);
+/// Looks take at most one part in so many of a processor's time.
+const LOOK_SHARE: u32 = 100;
+/// Else by the capacity: in this time a writer takes an eighth of it, at 10 GB/s.
+const FILL_BYTES_PER_MS: u64 = 8 * 10_000_000;
+const LOOK_LEAST: Duration = Duration::from_millis(10);
+const LOOK_MOST: Duration = Duration::from_millis(200);
+/// While files are written, all of them are looked at as often as this, however long that takes.
+const ALL_LOOK_MOST: Duration = Duration::from_millis(100);
+/// What a store may grow by before all files are looked at.
+const NOTICE_BYTES: u64 = 16 << 20;
+/// While nothing is written, open files are looked at so often at least.
+const IDLE_LOOK_MOST: Duration = Duration::from_secs(10);
+
+/// What is so when the thread begins to wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// A file is written, or was opened for that just now.
+    pub is_active: bool,
+    /// Since a file was written or opened for that, as far as it is known.
+    pub quiet_for: Duration,
+    /// Empty pages of a closed file are to be counted.
+    pub is_to_count: bool,
+    pub is_small: bool,
+    /// Of some file nobody tells that it is written.
+    pub is_untold: bool,
+    /// Some file has holes beyond the allowance: stores into a mapping of it are told by nobody.
+    pub has_costly_holes: bool,
+    /// Some file is kept in a list.
+    pub has_files: bool,
+    /// What the last look at all files took.
+    pub took: Duration,
+    /// By the capacity.
+    pub look_every: Duration,
+}
+
+/// How often a store of this capacity is looked at.
+pub(super) fn look_every(capacity_bytes: u64) -> Duration {
+    Duration::from_millis(capacity_bytes / FILL_BYTES_PER_MS / 8).clamp(LOOK_LEAST, LOOK_MOST)
+}
+
+/// How long the thread waits, if nothing is told; `None`: until something is.
+pub(super) fn pause(facts: &Facts) -> Option<Duration> {
+    let is_quiet = facts.quiet_for >= QUIET;
+    if facts.is_active {
+        return Some(LOOK_CLOSE.max((facts.took * LOOK_SHARE).min(facts.look_every)));
+    }
+    if facts.is_to_count {
+        return Some(LOOK_LEAST);
+    }
+    // With nobody writing, pages are small where holes are costly: then a mapping takes no large ones.
+    if facts.is_untold || (facts.has_costly_holes && !is_quiet) {
+        return Some(if facts.is_small && !is_quiet { LOOK_LEAST } else { facts.look_every });
+    }
+    if !is_quiet {
+        return Some((QUIET - facts.quiet_for).max(LOOK_LEAST));
+    }
+    // The longer it is quiet the seldomer.
+    (facts.has_files || facts.is_small).then(|| facts.quiet_for.min(IDLE_LOOK_MOST))
+}
+
+/// True if all files are to be looked at, and not only those that were told of. The last such look began `since` ago, and
+/// the store has grown since by so much, if that is known.
+pub(super) fn is_due_for_all(since: Duration, took: Duration, grown_bytes: Option<u64>) -> bool {
+    let has_grown = grown_bytes.is_none_or(|bytes| bytes >= NOTICE_BYTES);
+    has_grown || since >= (took * LOOK_SHARE).min(ALL_LOOK_MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const S: Duration = Duration::from_secs(1);
+
+    /// Files are open that the kernel tells of, and nobody writes.
+    fn quiet(quiet_for: Duration) -> Facts {
+        Facts {
+            is_active: false,
+            quiet_for,
+            is_to_count: false,
+            is_small: false,
+            is_untold: false,
+            has_costly_holes: false,
+            has_files: true,
+            took: 5 * MS / 1_000,
+            look_every: look_every(4 << 30),
+        }
+    }
+
+    /// How often it wakes in a time in which nothing is told, if all that changes is that it is quiet.
+    fn wakes(from: Facts, time: Duration) -> u32 {
+        let (mut facts, mut count) = (from, 0);
+        while let Some(pause) = pause(&facts) {
+            facts.quiet_for += pause;
+            if facts.quiet_for > from.quiet_for + time {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn nobody_looks_at_files_to_which_nobody_writes() {
+        // It was 99 times a second for a sparse file that merely lay open.
+        let sparse = Facts { has_costly_holes: true, is_small: true, ..quiet(QUIET) };
+        assert!(wakes(sparse, 60 * S) <= 10, "{} in a minute", wakes(sparse, 60 * S));
+        assert!(wakes(sparse, 3_600 * S) <= 3_600 / 10 + 5);
+        assert_eq!(wakes(Facts { has_files: false, ..quiet(QUIET) }, 3_600 * S), 0);
+        // A moment after the last write: once more when the quiet time is over, and no timer till then.
+        assert_eq!(pause(&quiet(QUIET / 4)), Some(QUIET * 3 / 4));
+        assert_eq!(pause(&quiet(QUIET - MS / 2)), Some(LOOK_LEAST));
+    }
+
+    #[test]
+    fn what_is_written_without_a_word_is_looked_at_as_often_as_the_capacity_asks() {
+        let every = look_every(64 << 30);
+        assert!(every > LOOK_LEAST && every < LOOK_MOST, "{every:?}");
+        assert_eq!((look_every(1 << 30), look_every(1 << 50)), (LOOK_LEAST, LOOK_MOST));
+        for quiet_for in [20 * MS, 60 * S] {
+            let untold = Facts { is_untold: true, look_every: every, ..quiet(quiet_for) };
+            assert_eq!(pause(&untold), Some(every));
+        }
+        // Somebody else writes, so pages are large: a mapping of a sparse file could take them.
+        let costly = Facts { has_costly_holes: true, look_every: every, ..quiet(100 * MS) };
+        assert_eq!(pause(&costly), Some(every));
+        // Small ones are large again soon.
+        assert_eq!(pause(&Facts { is_small: true, ..costly }), Some(LOOK_LEAST));
+        assert_eq!(pause(&Facts { is_to_count: true, ..quiet(QUIET) }), Some(LOOK_LEAST));
+    }
+
+    #[test]
+    fn a_file_that_is_written_is_looked_at_each_millisecond() {
+        let active = Facts { is_active: true, ..quiet(Duration::ZERO) };
+        assert_eq!(pause(&active), Some(MS));
+        assert!(is_due_for_all(MS, active.took, Some(0)), "all files of few");
+        // Few files: as often as their share of a processor allows.
+        let took = MS / 20;
+        assert_eq!(pause(&Facts { took, ..active }), Some(5 * MS));
+        assert!(is_due_for_all(5 * MS, took, Some(0)));
+    }
+
+    /// 300 files, each written every 10 ms, took 14.5 % of a processor.
+    #[test]
+    fn looks_at_many_files_that_are_written_cost_little_and_holes_are_seen_soon() {
+        let took = MS * 3 / 2;
+        let active = Facts { is_active: true, took, ..quiet(Duration::ZERO) };
+        let wait = pause(&active).unwrap();
+        assert_eq!(wait, LOOK_LEAST, "what is told, and what the store takes");
+        // In a second: those looks, each of a system call or two, and a few at all files.
+        let (mut since, mut all) = (Duration::ZERO, 0);
+        for _ in 0..100 {
+            since += wait;
+            if is_due_for_all(since, took, Some(0)) {
+                (since, all) = (Duration::ZERO, all + 1);
+            }
+        }
+        assert!((5..=10).contains(&all), "{all} looks at all files");
+        // A hole that takes large pages is looked for at once, and so where it is not known what the store takes.
+        assert!(!is_due_for_all(wait, took, Some(NOTICE_BYTES - 1)));
+        assert!(is_due_for_all(wait, took, Some(NOTICE_BYTES)));
+        assert!(is_due_for_all(wait, took, None));
+    }
+}
