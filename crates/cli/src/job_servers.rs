@@ -19,6 +19,7 @@ use forebay_proto::net::ledger::{
     BufferName, BufferSpec, BufferState, BufferType, CacheSpec, LedgerReply, LedgerRequest,
     ServedBuffer, Token,
 };
+use forebay_store::flash::{self, StoreKey};
 use std::any::Any;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -54,6 +55,11 @@ fn connect(job: &ServedJob) -> Result<Server, ControlError> {
 /// Says, until it is dropped, why there is no answer if that takes long, however often the job's server is asked meanwhile.
 fn tell_of_waits(at: &ServerArgs) -> Option<ServerWait> {
     servers::tell_of_waits(at).ok()
+}
+
+/// The same again and again, for who asks but once and may wait for long.
+fn tell_of_long_waits(job: &ServedJob) -> Option<ServerWait> {
+    servers::tell_of_long_waits(&at(job).ok()?).ok()
 }
 
 /// `--store`, by its name on the command line.
@@ -92,11 +98,12 @@ impl Servers for JobServers {
     }
 
     fn reach(&self, job: &ServedJob) -> Result<(), ControlError> {
+        let _told = tell_of_long_waits(job);
         connect(job).map(drop)
     }
 
     fn destroy(&self, job: &ServedJob, discard: bool) -> Result<(), ControlError> {
-        let _told = servers::tell_of_long_waits(&at(job)?).ok();
+        let _told = tell_of_long_waits(job);
         let request = LedgerRequest::Destroy { name: job.buffer.clone(), force: true, discard };
         let begun = Instant::now();
         loop {
@@ -123,10 +130,12 @@ impl Servers for JobServers {
     }
 
     fn status(&self, job: &ServedJob) -> Result<ServedBuffer, ControlError> {
+        let _told = tell_of_long_waits(job);
         connect(job)?.buffer(&LedgerRequest::Status { name: job.buffer.clone() })
     }
 
     fn find(&self, job: &ServedJob) -> Result<Option<ServedBuffer>, ControlError> {
+        let _told = tell_of_long_waits(job);
         // A socket that is not there is no answer about the buffer.
         let mut server = connect(job)?;
         match server.buffer(&LedgerRequest::Status { name: job.buffer.clone() }) {
@@ -148,8 +157,12 @@ impl Servers for JobServers {
         Ok(Box::new(JobPlans { at: at(job)?, name, open: None, told: None }))
     }
 
+    fn is_on_flash(&self, flash: &Path, point: &Path) -> Result<bool, ControlError> {
+        flash::is_own_directory(&flash::store_dir(flash, &StoreKey::mount(point)))
+    }
+
     fn tell_of_mount(&self, point: &Path, what: &'static str) -> Box<dyn Any> {
-        Box::new(Looking::at(point, Work::Other(what)))
+        Box::new(Looking::at(point, Work::Long(what)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! What this command has said of servers that do not answer: a process that is stopped is named once, in whatever words the parts of
 //! the command that wait for it would say so. A server that has no answer is told of once, too, and again only with its process.
 //!
+//! Who waits for long says it again from time to time ([`is_due`]), whichever part of the command said it before.
 //! Processes of two nodes may have the same number: then only the error at the end names the second one. Callers:
 //! `daemon::server_wait`, `commands::looking`, `commands::stager`, `commands::stage` and `commands::umount_live`.
 
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 /// What was said is not said again while waits for the same reason follow each other within this time: who asks again and again
 /// begins a new one each time.
 const HOLDS: Duration = Duration::from_secs(60);
+/// What was said is said again after this time to who waits for long, as long as it holds.
+pub const AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// What the numbers of stopped processes follow in a reason, until the next `.
 const NAMES: &str = "`kill -CONT ";
 /// What the addresses of silent servers follow in a reason; the second one in what an unmount waits for.
@@ -20,18 +23,31 @@ const NO_ANSWER: [&str; 2] = ["no answer", "not answer"];
 /// What is said of a server that answers, before another one that it waits for.
 const PASSES_ON: &str = "which has no answer of ";
 
-/// What was said, and when it was last found to be so.
-static SAID: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
+/// What was said.
+struct Said {
+    what: String,
+    /// When it was last found to be so.
+    found: Instant,
+    /// When it was last said.
+    said: Instant,
+}
+
+static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
 
 /// Notes a reason that is to be said now; true if that was not done lately.
 pub fn is_new(why: &str) -> bool {
-    note(&mut SAID.lock(), why, Instant::now())
+    note(&mut SAID.lock(), why, Instant::now(), None)
+}
+
+/// The same for who waits for long: true, too, of what was said [`AGAIN_AFTER`] ago.
+pub fn is_due(why: &str) -> bool {
+    note(&mut SAID.lock(), why, Instant::now(), Some(AGAIN_AFTER))
 }
 
 /// What was said is so no more: another time it is new.
 pub fn is_over(why: &str) {
     let over = told_by(why);
-    SAID.lock().retain(|(what, _)| !over.contains(what));
+    SAID.lock().retain(|known| !over.contains(&known.what));
 }
 
 /// Whether who has read `told` knows what `why` says.
@@ -40,29 +56,38 @@ pub fn covers(told: &str, why: &str) -> bool {
     subjects(why).iter().all(|what| told.contains(what))
 }
 
-fn note(said: &mut Vec<(String, Instant)>, why: &str, now: Instant) -> bool {
-    said.retain(|(_, at)| now.saturating_duration_since(*at) < HOLDS);
+fn note(said: &mut Vec<Said>, why: &str, now: Instant, again: Option<Duration>) -> bool {
+    said.retain(|known| now.saturating_duration_since(known.found) < HOLDS);
     let subjects = subjects(why);
     let is_less = is_less_than(said, why);
-    let mut is_added = false;
-    for what in told_by(why) {
-        match said.iter_mut().find(|(known, _)| *known == what) {
-            Some((_, at)) => *at = now,
+    let told = told_by(why);
+    let mut is_due = false;
+    for what in &told {
+        match said.iter_mut().find(|known| known.what == *what) {
+            Some(known) => {
+                known.found = now;
+                let since = now.saturating_duration_since(known.said);
+                is_due |= subjects.contains(what) && again.is_some_and(|again| since >= again);
+            }
             None => {
-                is_added |= subjects.contains(&what);
-                said.push((what, now));
+                said.push(Said { what: what.clone(), found: now, said: now });
+                is_due |= subjects.contains(what) && !is_less;
             }
         }
     }
-    is_added && !is_less
+    if is_due {
+        let of_it = said.iter_mut().filter(|known| told.contains(&known.what));
+        of_it.for_each(|known| known.said = now);
+    }
+    is_due
 }
 
 /// Whether a reason says only that servers are silent whose processes were named.
-fn is_less_than(said: &[(String, Instant)], why: &str) -> bool {
+fn is_less_than(said: &[Said], why: &str) -> bool {
     let servers = if processes(why).is_empty() { servers(why) } else { Vec::new() };
     let is_named = |server: &String| {
         let named = named(server);
-        said.iter().any(|(known, _)| *known == named)
+        said.iter().any(|known| known.what == named)
     };
     !servers.is_empty() && is_silence(why) && servers.iter().all(is_named)
 }
@@ -138,6 +163,28 @@ fn listed(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn note(said: &mut Vec<Said>, why: &str, now: Instant) -> bool {
+        super::note(said, why, now, None)
+    }
+
+    #[test]
+    fn what_holds_is_due_again_to_who_waits_for_long_whoever_said_it() {
+        let (begun, mut said) = (Instant::now(), Vec::new());
+        let is_due = |said: &mut Vec<Said>, why: &str, after_s: u64| {
+            super::note(said, why, begun + Duration::from_secs(after_s), Some(AGAIN_AFTER))
+        };
+        let by_address = "the server n1:7: `kill -CONT 7` lets it go on";
+        let by_mount = "its process is stopped: `kill -CONT 7`";
+        assert!(note(&mut said, by_address, begun));
+        assert!(!is_due(&mut said, by_mount, 3) && !is_due(&mut said, by_address, 29));
+        assert!(is_due(&mut said, by_mount, 30) && !is_due(&mut said, by_address, 31));
+        assert!(!is_due(&mut said, by_address, 59) && is_due(&mut said, by_address, 60));
+        assert!(
+            !note(&mut said, by_address, begun + AGAIN_AFTER * 3),
+            "only to who waits for long"
+        );
+    }
 
     #[test]
     fn a_reason_is_new_again_when_it_was_none_for_a_while() {

@@ -4,6 +4,7 @@
 //! Invariants: nobody else can write what this crate makes for itself, whatever the umask of who runs a job; what root makes in the
 //! scheduler's directory is written by hooks afterwards, whose user that directory is.
 
+use rustix::fs::{FallocateFlags, fallocate};
 use serde::Serialize;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -133,6 +134,41 @@ fn write(mut file: File, path: &Path, beside: &Path, record: &impl Serialize) ->
     file.sync_all()?;
     fs::rename(beside, path)?;
     sync_dir_of(path)
+}
+
+/// Least room that is kept beside a record, in bytes.
+const ROOM_BYTES: u64 = 64 << 10;
+
+/// True if there was no room for what was written.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+/// Makes sure that the file `room` takes as much room as the next record at `path` will need. Where there is no room, or the file
+/// system gives none beforehand, there is none.
+pub(crate) fn keep_room(room: &Path, path: &Path) {
+    let record_bytes = fs::metadata(path).map_or(0, |meta| meta.len());
+    // Records grow with what steps have done.
+    let wanted = ROOM_BYTES.max(record_bytes.saturating_mul(2));
+    if fs::symlink_metadata(room).is_ok_and(|meta| meta.len() >= wanted) {
+        return;
+    }
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(RECORD_MODE);
+    options.custom_flags(libc::O_NOFOLLOW);
+    let kept = options
+        .open(room)
+        .and_then(|file| Ok(fallocate(&file, FallocateFlags::empty(), 0, wanted)?));
+    if kept.is_err() {
+        // What there is of it is of no use.
+        give_room(room);
+    }
+}
+
+/// Gives such room back.
+pub(crate) fn give_room(room: &Path) {
+    // It may not be there, and takes nothing then.
+    let _ = fs::remove_file(room);
 }
 
 /// Makes durable which name leads where in the directory of `path`.

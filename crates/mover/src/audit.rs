@@ -124,7 +124,7 @@ pub(super) fn tell_end(
         PlanState::Cancelled => EventKind::Cancelled,
         PlanState::Queued | PlanState::Running => return,
     };
-    let failed = || format!("{} {} failed", status.files_failed, status.noun());
+    let failed = || format!("{} failed", status.failed_text());
     let note = (status.files_failed > 0).then(failed);
     let happened = Happened {
         plan: Some(status.plan),

@@ -12,6 +12,7 @@ use super::request::PlanRequest;
 use super::stop::{Pace, StopReason};
 use super::task::Task;
 use forebay_proto::ShardId;
+use forebay_proto::attr::FileKind;
 use forebay_proto::control::FileError;
 use forebay_proto::net::staging::{WorkEnd, WorkError, WorkResult};
 use parking_lot::{Condvar, Mutex};
@@ -146,7 +147,7 @@ impl Completion {
         self.part_ended(task, false);
         let (source, target) = (task.source_path(), task.target_path());
         let (Some(outbox), Some(afar)) = (&self.outbox, &task.afar) else {
-            return self.fail(fault, &source, &target, attempts);
+            return self.fail(task.meta.kind, fault, &source, &target, attempts);
         };
         if fault.is_stop() {
             return;
@@ -185,16 +186,18 @@ impl Completion {
         }
     }
 
-    /// Reports a failed item, with its paths and the number of its attempts. What only says that the plan stops is not one.
-    pub fn fail(&self, fault: &Fault, source: &[u8], target: &[u8], attempts: u32) {
+    /// Reports a failed item of this kind, with its paths and the number of its attempts. What only says that the plan stops is not
+    /// one.
+    pub fn fail(&self, kind: FileKind, fault: &Fault, source: &[u8], target: &[u8], attempts: u32) {
         if !fault.is_stop() {
-            self.fail_told(self.request.error_of(fault, source, target, attempts));
+            self.fail_told(kind, self.request.error_of(fault, source, target, attempts));
         }
     }
 
     /// Reports a failure of the plan as a whole, by the paths that the user named.
     pub fn fail_plan(&self, fault: &Fault) {
-        self.fail(fault, self.request.source_path(), self.request.target_path(), 1);
+        let (source, target) = (self.request.source_path(), self.request.target_path());
+        self.fail(FileKind::File, fault, source, target, 1);
     }
 
     /// Reports a failure without which nothing can be done: the plan stops also if it goes on after errors.
@@ -205,18 +208,18 @@ impl Completion {
 
     /// Reports a failure in words. In another server's plan it is one without which nothing can
     /// be done.
-    pub fn fail_told(&self, error: FileError) {
+    pub fn fail_told(&self, kind: FileKind, error: FileError) {
         tracing::warn!(plan = %self.request.plan, path = %error.path, what = %error.what,
             errno = error.errno, attempts = error.attempts, server = error.server, "{}", error.why);
         if let Some(outbox) = &self.outbox {
             outbox.stop(told(&error));
-            self.progress.failed(error);
+            self.progress.failed(kind, error);
             return;
         }
         if let Err(fault) = self.journal.append(&[Record::Error(error.clone())]) {
             tracing::warn!(plan = %self.request.plan, errno = %fault.errno, "journal not written");
         }
-        self.progress.failed(error);
+        self.progress.failed(kind, error);
         if !self.request.spec.keep_going {
             self.pace.stop(StopReason::Error);
         }

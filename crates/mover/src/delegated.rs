@@ -25,7 +25,7 @@ use super::worker::Worker;
 use crossbeam_channel::{Receiver, Sender};
 use forebay_credentials::identity::Identity;
 use forebay_failpoint::step;
-use forebay_proto::attr::Timestamp;
+use forebay_proto::attr::{FileKind, Timestamp};
 use forebay_proto::control::{Direction, PathBytes, StageSpec};
 use forebay_proto::net::frame;
 use forebay_proto::net::staging::{
@@ -533,7 +533,8 @@ impl ShareRun<'_> {
                 Err((fault, _)) if stopped || fault.is_stop() => {}
                 Err((fault, attempts)) => {
                     let target = join(top, rel, b"");
-                    run.completion.fail(&fault, run.request.source_path(), &target, attempts);
+                    let source = run.request.source_path();
+                    run.completion.fail(FileKind::Dir, &fault, source, &target, attempts);
                 }
                 Ok(()) => {}
             }

@@ -169,14 +169,14 @@ impl<'a> Delegator<'a> {
             Err((fault, attempts)) => {
                 self.part.ended(false);
                 let (source, target) = (task.source_path(), task.target_path());
-                return run.completion.fail(&fault, &source, &target, attempts);
+                return run.completion.fail(task.meta.kind, &fault, &source, &target, attempts);
             }
         }
         let Some(item) = item_of(run.request.spec.direction, &task) else {
             self.part.ended(false);
             let fault = Fault::source("hand to another server")(Errno::ENAMETOOLONG);
             let (source, target) = (task.source_path(), task.target_path());
-            return run.completion.fail(&fault, &source, &target, 1);
+            return run.completion.fail(task.meta.kind, &fault, &source, &target, 1);
         };
         self.target_top = task.target_top.to_vec();
         task.dirs = None;
@@ -363,7 +363,7 @@ impl<'a> Delegator<'a> {
                     self.settled_bytes += task.meta.size_bytes;
                 }
                 self.part.ended(false);
-                run.completion.fail_told(self.error(&error));
+                run.completion.fail_told(task.meta.kind, self.error(&error));
             }
         }
     }
@@ -496,7 +496,8 @@ impl<'a> Delegator<'a> {
             Direction::Out => task.source_path(),
         };
         let path = self.run.request.shown_in_buffer(&path);
-        self.run.completion.fail_told(FileError { path, ..self.error(error) });
+        let error = FileError { path, ..self.error(error) };
+        self.run.completion.fail_told(task.meta.kind, error);
     }
 }
 

@@ -13,6 +13,7 @@ use super::paths::join;
 use super::retry::Retry;
 use super::stop::Pace;
 use forebay_proto::PlanId;
+use forebay_proto::attr::FileKind;
 use forebay_proto::control::PathBytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -101,7 +102,7 @@ impl TargetDirs {
             });
             if let Err((fault, attempts)) = finished {
                 let target = join(&dir.top, &dir.rel, b"");
-                self.completion.fail(&fault, &dir.source_path, &target, attempts);
+                self.completion.fail(FileKind::Dir, &fault, &dir.source_path, &target, attempts);
             }
         }
         Ok(())

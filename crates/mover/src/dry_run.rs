@@ -84,7 +84,7 @@ impl Rehearsal {
             let why = "a directory has its name";
             let fault = Fault::of(Sort::Refused, Where::Target, "rename target", why);
             let fault = Fault { errno: Errno::EISDIR, ..fault };
-            return self.completion.fail(&fault, &task.source_path(), &path, 1);
+            return self.completion.fail(task.meta.kind, &fault, &task.source_path(), &path, 1);
         }
         let stays = self.progress.rehearsed(|seen| {
             match there {

@@ -22,6 +22,7 @@ use crate::counts::StagingCounts;
 use forebay_activity::Activity;
 use forebay_credentials::identity::Identity;
 use forebay_interfaces::tree::BufferTree;
+use forebay_proto::attr::FileKind;
 use forebay_proto::control::{
     ControlError, Direction, FileError, PathBytes, PlanState, PlanStatus, StageSpec,
 };
@@ -429,7 +430,8 @@ impl Shared {
                 state.threads.push((id, thread));
             }
             Err(error) => {
-                plan.progress.failed(plan_failure("start a thread", &error.to_string()));
+                plan.progress
+                    .failed(FileKind::File, plan_failure("start a thread", &error.to_string()));
                 self.end(&plan, PlanState::Failed);
             }
         }
@@ -439,7 +441,8 @@ impl Shared {
         plan.pace.seen();
         *plan.state.lock() = PlanState::Running;
         let ended = catch_unwind(AssertUnwindSafe(|| self.run(plan))).unwrap_or_else(|_| {
-            plan.progress.failed(plan_failure("run", "internal error, please report it"));
+            plan.progress
+                .failed(FileKind::File, plan_failure("run", "internal error, please report it"));
             Some(PlanState::Failed)
         });
         {
@@ -466,7 +469,8 @@ impl Shared {
         let (journal, past) = match opened {
             Ok((journal, past)) => (plan.journal.get_or_init(|| Arc::new(journal)).clone(), past),
             Err(errno) => {
-                plan.progress.failed(plan_failure("open journal", &errno.to_string()));
+                plan.progress
+                    .failed(FileKind::File, plan_failure("open journal", &errno.to_string()));
                 return Some(PlanState::Failed);
             }
         };
@@ -474,7 +478,7 @@ impl Shared {
         let run = match self.prepare(plan, journal.clone(), past) {
             Ok(run) => run,
             Err(why) => {
-                plan.progress.failed(plan_failure("take identity", &why));
+                plan.progress.failed(FileKind::File, plan_failure("take identity", &why));
                 return Some(PlanState::Failed);
             }
         };

@@ -26,6 +26,8 @@ pub(super) struct Progress {
     others_total: AtomicU64,
     others_done: AtomicU64,
     files_failed: AtomicU64,
+    /// Of those, what is no regular file.
+    others_failed: AtomicU64,
     files_skipped: AtomicU64,
     /// Left as they are, because the plan replaces nothing.
     files_existing: AtomicU64,
@@ -65,6 +67,7 @@ impl Progress {
             others_total: AtomicU64::new(0),
             others_done: AtomicU64::new(0),
             files_failed: AtomicU64::new(0),
+            others_failed: AtomicU64::new(0),
             files_skipped: AtomicU64::new(0),
             files_existing: AtomicU64::new(0),
             files_owner_changed: AtomicU64::new(0),
@@ -173,9 +176,10 @@ impl Progress {
         self.done(kind);
     }
 
-    /// An item failed.
-    pub fn failed(&self, error: FileError) {
+    /// An item failed. One whose kind is not known counts as a file, and so does the plan as a whole.
+    pub fn failed(&self, kind: FileKind, error: FileError) {
         self.files_failed.fetch_add(1, Relaxed);
+        self.others_failed.fetch_add((kind != FileKind::File).into(), Relaxed);
         let mut errors = self.errors.lock();
         if errors.len() < MAX_REPORTED_ERRORS {
             errors.push(error);
@@ -231,6 +235,7 @@ impl Progress {
             other_entries_total: self.others_total.load(Relaxed),
             other_entries_done: self.others_done.load(Relaxed),
             files_failed: self.files_failed.load(Relaxed),
+            other_entries_failed: self.others_failed.load(Relaxed),
             files_skipped: self.files_skipped.load(Relaxed),
             files_existing: self.files_existing.load(Relaxed),
             files_owner_changed: self.files_owner_changed.load(Relaxed),

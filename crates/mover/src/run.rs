@@ -35,6 +35,7 @@ use super::worker::Worker;
 use crossbeam_channel::Sender;
 use forebay_activity::Activity;
 use forebay_proto::ShardId;
+use forebay_proto::attr::FileKind;
 use forebay_proto::control::PlanState;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -133,7 +134,7 @@ impl Run {
         }
         if stopped != Some(StopReason::Shutdown) {
             if let Some((dir, fault)) = self.temps.leftovers(&left) {
-                self.completion.fail(&fault, self.request.source_path(), &dir, 1);
+                self.completion.fail(FileKind::File, &fault, self.request.source_path(), &dir, 1);
             }
             let unswept: Vec<_> = left.into_iter().map(|(dir, _)| dir).collect();
             self.temps.keep_left_in(&unswept);

@@ -139,8 +139,11 @@ impl<'a> Walker<'a> {
         for (number, line) in lines.into_iter().enumerate() {
             run.pace.check()?;
             let path = self.line_path(&located.top, &line);
+            // Until it was looked at.
+            let mut kind = FileKind::File;
             let taken = run.retry.call(|_| {
                 let found = run.source.locate(&path)?;
+                kind = found.meta.kind;
                 let name = split(&path).map_or(found.name.clone(), |(_, name)| name.to_vec());
                 if *seen.entry(name.clone()).or_insert(number) != number {
                     let why = "another line of the list has the same last name";
@@ -150,8 +153,9 @@ impl<'a> Walker<'a> {
             });
             if let Err((fault, attempts)) = taken {
                 let name = split(&path).map_or(&b""[..], |(_, name)| name);
-                run.progress.found(FileKind::File, 0);
+                run.progress.found(kind, 0);
                 run.completion.fail(
+                    kind,
                     &fault,
                     &path,
                     &join(run.request.target_path(), b"", name),
@@ -297,7 +301,7 @@ impl<'a> Walker<'a> {
                     run.progress.found(FileKind::File, 0);
                     let source = join(source_top, &frame.rel, &name);
                     let target = join(&self.target_top, &frame.rel, &name);
-                    run.completion.fail(&fault, &source, &target, attempts);
+                    run.completion.fail(FileKind::File, &fault, &source, &target, attempts);
                     continue;
                 }
             };
@@ -324,7 +328,8 @@ impl<'a> Walker<'a> {
             if depth >= DEPTH_MAX {
                 let why = format!("the tree is deeper than {DEPTH_MAX} directories");
                 let fault = Fault::of(Sort::Refused, Where::Source, "walk source", why);
-                run.completion.fail(&fault, &join(source_top, &frame.rel, &name), b"", 1);
+                let source = join(source_top, &frame.rel, &name);
+                run.completion.fail(FileKind::Dir, &fault, &source, b"", 1);
                 continue;
             }
             if let Some(below) = self.enter(source_top, frame, &name, meta) {
@@ -375,6 +380,7 @@ impl<'a> Walker<'a> {
             }
             Err((fault, attempts)) => {
                 run.completion.fail(
+                    FileKind::Dir,
                     &fault,
                     &source_path,
                     &join(&self.target_top, &rel, b""),
@@ -420,7 +426,8 @@ impl<'a> Walker<'a> {
             }
             Err((fault, attempts)) => {
                 run.progress.found(task.meta.kind, 0);
-                run.completion.fail(&fault, &task.source_path(), &task.target_path(), attempts);
+                let (source, target) = (task.source_path(), task.target_path());
+                run.completion.fail(task.meta.kind, &fault, &source, &target, attempts);
             }
         }
         Looked::Taken
@@ -433,14 +440,14 @@ impl<'a> Walker<'a> {
         if looked == Looked::Taken {
             return Ok(());
         }
-        let is_file = task.meta.kind == FileKind::File;
+        let kind = task.meta.kind;
+        let is_file = kind == FileKind::File;
         if task.meta.nlink > 1 {
             if let Err(fault) = run.links.reserve(&task) {
-                run.progress.found(task.meta.kind, 0);
-                run.completion.fail(&fault, &task.source_path(), &task.target_path(), 1);
+                run.progress.found(kind, 0);
+                run.completion.fail(kind, &fault, &task.source_path(), &task.target_path(), 1);
                 return Ok(());
             }
-            let kind = task.meta.kind;
             let Some(first) = run.links.take(task) else {
                 run.progress.found(kind, 0);
                 return Ok(());
@@ -448,7 +455,7 @@ impl<'a> Walker<'a> {
             task = first;
         }
         let bytes = if is_file { task.meta.size_bytes } else { 0 };
-        run.progress.found(task.meta.kind, bytes);
+        run.progress.found(kind, bytes);
         if let Some((source, _)) = &task.dirs {
             run.losses.note(source, &task.source_name, &task.meta, &task.source_path());
         }

@@ -420,7 +420,7 @@ impl<'a> Worker<'a> {
             Ok(()) => run.progress.done(task.meta.kind),
             Err((fault, attempts)) => {
                 let (source, target) = (task.source_path(), task.target_path());
-                run.completion.fail(&fault, &source, &target, attempts);
+                run.completion.fail(task.meta.kind, &fault, &source, &target, attempts);
             }
         }
     }

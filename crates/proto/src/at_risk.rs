@@ -75,12 +75,7 @@ pub fn describe(plan: &PlanStatus) -> String {
             format!("{noun} {number} has failed: {what} was not published")
         }
         PlanState::Failed => {
-            let failed = match (plan.files_failed, plan.noun()) {
-                (1, "files") => "1 file".to_string(),
-                (1, _) => "1 entry".to_string(),
-                (count, entries) => format!("{count} {entries}"),
-            };
-            format!("{noun} {number} has failed: {what}, {failed} not copied")
+            format!("{noun} {number} has failed: {what}, {} not copied", plan.failed_text())
         }
         PlanState::Done | PlanState::Cancelled => format!("{noun} {number} has ended: {what}"),
         PlanState::Queued if plan.is_deferred() => {
@@ -151,6 +146,7 @@ mod tests {
             other_entries_total: 0,
             other_entries_done: 0,
             files_failed: 2,
+            other_entries_failed: 0,
             files_skipped: 0,
             bytes_total: 2048,
             bytes_done: 1024,
@@ -233,9 +229,13 @@ mod tests {
         let text = "plan 8 has failed: stage out /mnt/fb/results -> /pfs/run, 2 files not copied";
         assert_eq!(describe(&failed), text);
         // Directories and links are no files.
-        let tree = |plan: PlanStatus| PlanStatus { other_entries_total: 1, ..plan };
+        let tree = |plan: PlanStatus| PlanStatus {
+            other_entries_total: 1,
+            other_entries_failed: 1,
+            ..plan
+        };
         assert!(describe(&tree(running)).contains(", 1 of 3 entries, 1.00 KiB of "));
-        assert!(describe(&tree(failed)).ends_with(", 2 entries not copied"));
+        assert!(describe(&tree(failed)).ends_with(", 1 file and 1 other entry not copied"));
         let many: Vec<_> = (0..7).map(|n| plan(n, PlanState::Queued, "/x")).collect();
         let all = unfinished(&many);
         assert!(describe_all(&all).ends_with("; and 2 more plans"));

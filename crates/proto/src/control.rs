@@ -10,7 +10,7 @@ use crate::commit::{CommitSpec, CommitStatus};
 use crate::events::{EventRecord, EventsPage, EventsQuery};
 use crate::ids::{PlanId, ServerId};
 use crate::metrics::{Counts, PoolMetrics};
-use crate::size::entries_text;
+use crate::size::{entries_text, failed_text};
 use serde::{Deserialize, Serialize};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -594,6 +594,10 @@ pub struct PlanStatus {
     pub other_entries_done: u64,
     /// Of all found failed.
     pub files_failed: u64,
+    /// Of those that failed, what is no regular file. What is not known to be something else counts as a file. None in states of
+    /// older servers.
+    #[serde(default)]
+    pub other_entries_failed: u64,
     /// Of those done found unchanged at the destination from before (resume).
     pub files_skipped: u64,
     /// Items that were not copied because their name is taken, with `no_clobber`. They are in none
@@ -653,6 +657,12 @@ impl PlanStatus {
     pub fn done_text(&self) -> String {
         let files = self.files_done.saturating_sub(self.other_entries_done);
         entries_text(files, self.bytes_done, self.other_entries_done)
+    }
+
+    /// What of it failed: `8 files and 2 other entries`.
+    pub fn failed_text(&self) -> String {
+        let others = self.other_entries_failed;
+        failed_text(self.files_failed.saturating_sub(others), others)
     }
 
     /// True if it waits for its turn.

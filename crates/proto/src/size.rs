@@ -71,6 +71,16 @@ pub fn entries_text(files: u64, bytes: u64, others: u64) -> String {
     }
 }
 
+/// The same without bytes, of what was not copied: `8 files and 2 other entries`.
+pub fn failed_text(files: u64, others: u64) -> String {
+    let noun = if files == 1 { "file" } else { "files" };
+    match others {
+        0 => format!("{files} {noun}"),
+        1 => format!("{files} {noun} and 1 other entry"),
+        others => format!("{files} {noun} and {others} other entries"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +90,9 @@ mod tests {
         assert_eq!(entries_text(2, 4, 0), "2 files, 4 B");
         assert_eq!(entries_text(1, 3 << 29, 1), "1 file, 1.50 GiB, and 1 other entry");
         assert_eq!(entries_text(0, 0, 3), "0 files, 0 B, and 3 other entries");
+        assert_eq!(failed_text(8, 2), "8 files and 2 other entries");
+        assert_eq!(failed_text(1, 0), "1 file");
+        assert_eq!(failed_text(0, 1), "0 files and 1 other entry");
     }
 
     #[test]

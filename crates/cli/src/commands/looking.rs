@@ -33,6 +33,8 @@ pub enum Work {
     Each(&'static str),
     /// Something else, in words that a path follows: "show the layout of".
     Other(&'static str),
+    /// The same where the wait may be long: it is told again from time to time.
+    Long(&'static str),
 }
 
 /// As long as it lives calls are made on something in a mount.
@@ -115,13 +117,20 @@ fn tell_when_long(
         let is_new = match work {
             Work::BeforePlan => true,
             Work::Unmount | Work::Each(_) | Work::Other(_) => told.is_new(why.as_deref()),
+            Work::Long(_) => told.is_due(why.as_deref()),
         };
         if is_new && ended.try_recv() == Err(TryRecvError::Empty) {
             says.lock().clone_from(&why);
             let text = text(path, work, point, why.as_deref());
             // Another part of the command may have named the process.
-            if said::is_new(why.as_ref().unwrap_or(&text)) || matches!(work, Work::Each(_)) {
+            let what = why.as_ref().unwrap_or(&text);
+            let is_said = match work {
+                Work::Long(_) => said::is_due(what),
+                _ => said::is_new(what) || matches!(work, Work::Each(_)),
+            };
+            if is_said {
                 eprintln!("forebay: {}", visible(&text));
+                told.said = Some(Instant::now());
             }
         }
         if matches!(work, Work::BeforePlan) {
@@ -135,6 +144,8 @@ fn tell_when_long(
 struct Told {
     why: Option<String>,
     count: u32,
+    /// When one was said last.
+    said: Option<Instant>,
 }
 
 impl Told {
@@ -149,6 +160,13 @@ impl Told {
         self.why = why.map(str::to_string);
         self.count = if why.is_some() { self.count + 1 } else { 0 };
         why.is_some() && self.count <= TOLD_MOST
+    }
+
+    /// The same for who waits for long: true, too, of a reason that nothing was said of for [`said::AGAIN_AFTER`].
+    fn is_due(&mut self, why: Option<&str>) -> bool {
+        let is_new = self.is_new(why);
+        let is_quiet = self.said.is_none_or(|at| at.elapsed() >= said::AGAIN_AFTER);
+        is_new || (why.is_some() && is_quiet)
     }
 }
 
@@ -172,7 +190,7 @@ fn text(path: &Path, work: Work, point: &Path, why: Option<&str>) -> String {
         Work::Unmount => format!(
             "waiting for the server of {at}, to unmount it: {why}. Ctrl-C leaves it mounted, --force does not wait"
         ),
-        Work::Each(what) | Work::Other(what) => {
+        Work::Each(what) | Work::Other(what) | Work::Long(what) => {
             format!("waiting for the server of {at}, to {what} {path}: {why}")
         }
     }
@@ -210,6 +228,9 @@ mod tests {
         assert!(!told.is_new(None) && told.is_new(Some("its process 7 is stopped")));
         let more = (0..10).filter(|number| told.is_new(Some(&number.to_string()))).count();
         assert_eq!(more, 2, "bounded");
+        assert!(told.is_due(Some("9")), "to who waits for long it may be told again");
+        told.said = Some(Instant::now());
+        assert!(!told.is_due(Some("9")) && !told.is_due(Some("10")) && !told.is_due(None));
     }
 
     #[test]

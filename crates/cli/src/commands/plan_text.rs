@@ -52,7 +52,7 @@ pub(super) fn line(status: &PlanStatus) -> String {
             format!("{head}: done: {}{}", moved(), how.unwrap_or_default())
         }
         PlanState::Failed => {
-            format!("{head}: failed: {} failed; {}", status.files_failed, moved())
+            format!("{head}: failed: {} failed; {}", status.failed_text(), moved())
         }
         PlanState::Cancelled => format!("{head}: cancelled: {}", moved()),
     }
@@ -112,8 +112,7 @@ pub(super) fn dry_run_line(status: &PlanStatus, found: &DryRun) -> String {
         PlanState::Done => {}
         PlanState::Failed if status.files_total == 0 => return text + "would be refused",
         PlanState::Failed => {
-            let failed = counted(status.files_failed, status.noun());
-            text.push_str(&format!("{failed} would fail; else "));
+            text.push_str(&format!("{} would fail; else ", status.failed_text()));
         }
         PlanState::Cancelled => text.push_str("cancelled, so far "),
     }

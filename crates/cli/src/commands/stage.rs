@@ -566,6 +566,12 @@ mod tests {
         assert!(text.contains("3 other entries (2 of these from before) in"), "{text}");
         let running = PlanStatus { state: PlanState::Running, ..tree.clone() };
         assert_eq!(progress_text(&running), "4 B of 4 B, 5 of 5 entries, 0 B/s");
+        let failed = PlanStatus { state: PlanState::Failed, files_failed: 3, ..tree.clone() };
+        let text = line(&PlanStatus { other_entries_failed: 1, ..failed });
+        assert!(
+            text.contains(": failed: 2 files and 1 other entry failed; 2 files, 4 B"),
+            "{text}"
+        );
         let files = PlanStatus { other_entries_total: 0, ..running };
         assert_eq!(progress_text(&files), "4 B of 4 B, 5 of 5 files, 0 B/s");
         let (bytes_new, other_entries) = (4, 1);

@@ -13,6 +13,7 @@ use crate::servers::{BufferPath, Server};
 use crate::state_dir::MountRecord;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, may_have_ended, mount_above, mounts, server_process};
+use forebay_jobs::run::record::Outcome as JobOutcome;
 use forebay_jobs::run::record::{LeftOver, RECORD_NAME, as_path, left_at};
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, NO_ANSWER_YET, PathBytes};
 use forebay_proto::layout::LOG;
@@ -54,7 +55,7 @@ struct Listed {
     /// Record of a job that nobody runs any more, for `forebay run --resume`.
     #[serde(skip_serializing_if = "Option::is_none")]
     resume: Option<PathBytes>,
-    /// The same of a job that was given up, for `forebay run --discard`.
+    /// The same of a job that was given up, or whose buffer is gone, for `forebay run --discard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     discard: Option<PathBytes>,
 }
@@ -63,9 +64,10 @@ impl Listed {
     /// Names the job that left it.
     fn name_job(&mut self, job: &LeftOver) {
         let record = Some(bytes_of(&job.dir.join(RECORD_NAME)));
-        match job.record.given_up {
-            Some(_) => self.discard = record,
-            None => self.resume = record,
+        // There is nothing to finish of one whose buffer is gone.
+        match job.record.given_up.is_some() || job.record.outcome == Some(JobOutcome::BufferGone) {
+            true => self.discard = record,
+            false => self.resume = record,
         }
     }
 
@@ -356,8 +358,9 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
             println!("{}", visible(&text));
         }
         if let Some(record) = &entry.discard {
-            let text =
-                format!("       its job is given up, not removed: forebay run --discard {record}");
+            let text = format!(
+                "       its job cannot be finished, and is not removed: forebay run --discard {record}"
+            );
             println!("{}", visible(&text));
         }
     }

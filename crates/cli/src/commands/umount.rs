@@ -94,8 +94,16 @@ fn end_mount(mount: &MountRef, args: &UmountArgs) -> Result<Lost, ControlError> 
             forebay_fuse::abort(&mount.mount_point).map_err(|error| {
                 ControlError::new("unmount", Some(&mount.mount_point), &error.to_string())
             })?;
-            let hint = "the mount is detached, and the buffer kept; its process still holds that: when the process \
-                        has ended (`kill -9`), the same mount command finds the buffer";
+            let hint = match state_dir::record(&mount.store_dir) {
+                Some(_) => {
+                    "the mount is detached; its buffer is at its server, and holds nothing here. Its process is left: `kill -CONT` or \
+                     `kill -9` ends it"
+                }
+                None => {
+                    "the mount is detached, and the buffer kept; its process still holds that: when the process \
+                     has ended (`kill -9`), the same mount command finds the buffer"
+                }
+            };
             return Err(error.hint(hint));
         }
         Err(error) => return Err(error),

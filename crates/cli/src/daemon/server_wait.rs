@@ -22,8 +22,6 @@ use std::time::{Duration, Instant};
 
 /// Pause before each look. With the greeting a server that is stopped is told of after some 3 s.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
-/// Pause before a reason is told again that still holds, to who waits for long.
-const AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// A server that runs greets within this time.
 const GREET_LIMIT: Duration = Duration::from_secs(1);
 /// Most other servers that are named at once.
@@ -92,20 +90,17 @@ impl ServerWait {
         ServerWait::looking(move || why_no_answer(&address, &credential), None, say_once)
     }
 
-    /// The same for a wait that may be long: every [`AGAIN_AFTER`] it is told again.
+    /// The same for a wait that may be long: it is told again from time to time ([`said::is_due`]).
     pub fn begin_long(address: &ServerAddress, credential: &Credential) -> ServerWait {
         let (address, credential) = (address.clone(), credential.clone());
-        let mut told: Option<String> = None;
-        let say = move |why: &str| {
-            if told.as_deref() == Some(why) {
+        let say = |why: &str| {
+            if said::is_due(why) {
                 say(why);
-            } else {
-                told = Some(why.to_string());
-                say_once(why);
             }
         };
         let look = move || why_no_answer(&address, &credential);
-        ServerWait::looking(look, Some(AGAIN_AFTER), say)
+        // Each look is passed on: what was said when, `said` knows, also by other waits of this command.
+        ServerWait::looking(look, Some(Duration::ZERO), say)
     }
 
     /// The same for a mount that begins, and for the other servers of its buffer.

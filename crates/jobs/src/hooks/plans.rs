@@ -134,11 +134,12 @@ fn reasons(status: &PlanStatus, listed: Option<&str>) -> String {
         })
         .collect();
     let more = status.files_failed.saturating_sub(shown.len() as u64);
+    let noun = if status.other_entries_failed > 0 { "entries" } else { "files" };
     let listed = listed.map_or_else(String::new, |command| format!(" ({command} names them)"));
     match (shown.is_empty(), more) {
         (true, _) => "the server gave no reason; its log may tell".into(),
         (false, 0) => shown.join("; "),
-        (false, more) => format!("{}; and {more} more files{listed}", shown.join("; ")),
+        (false, more) => format!("{}; and {more} more {noun}{listed}", shown.join("; ")),
     }
 }
 
@@ -181,6 +182,7 @@ mod tests {
             other_entries_total: 0,
             other_entries_done: 0,
             files_failed: names.len() as u64,
+            other_entries_failed: 0,
             files_skipped: 0,
             files_existing: 0,
             files_owner_changed: 0,

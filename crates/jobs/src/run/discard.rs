@@ -15,7 +15,7 @@ use super::report::{self, EXIT_TEARDOWN};
 use super::signals::Signals;
 use super::step::Step;
 use super::words::shell_word;
-use super::{Program, RunError, drain, mount, served};
+use super::{Program, RunError, drain, gone, mount, served};
 use forebay_proto::control::ControlError;
 use forebay_proto::events::UtcTime;
 use forebay_proto::net::ledger::BufferState;
@@ -213,7 +213,9 @@ fn held(
     let found = record.served.as_ref().and_then(|job| program.servers.find(job).ok());
     match &found {
         Some(None) if !never_ran => {
-            return Err("there is none any more: it was given up or given back before".into());
+            return Err(
+                "there is none any more: it was destroyed, given up or given back before".into()
+            );
         }
         Some(Some(buffer)) if buffer.state == BufferState::Destroying => {
             return Err("it was given up or given back before, and is being destroyed".into());
@@ -247,6 +249,12 @@ fn held_by_mount(
         if never_ran {
             return Ok(Files::default());
         }
+        // Of one at servers they were asked.
+        if record.served.is_none()
+            && let Some(why) = gone::why(record, program.servers.as_ref())
+        {
+            return Err(format!("there is none any more: {why}"));
+        }
         // A buffer on this node of which a part may be gone: mounted again it would be made anew.
         if record.given_up.is_some() && record.served.is_none() {
             return Err("a part of it may be gone already".into());
@@ -265,7 +273,7 @@ fn held_by_mount(
         }
         return Ok(Files { count: status.inodes, bytes: status.used_bytes, example: None });
     }
-    left::files_below(point, |_, _| true).map_err(|error| not_listed(record, &error))
+    left::files_in_mount(point).map_err(|error| not_listed(record, &error))
 }
 
 /// Why the mount did not show what is in it: a mount whose server is away answers with errors of its own.

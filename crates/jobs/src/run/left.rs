@@ -6,10 +6,12 @@
 //! count only if it is empty, was staged out, or still is what was staged in: size and modification time
 //! of its source, which stage-in keeps. No clocks are compared. Called by [`super`] and [`super::discard`].
 
+use super::long_look::stopped_process;
 use super::record::{JobRecord, as_path};
-use super::served;
+use super::{mount, served};
 use crate::problem::printable_bytes;
 use crate::request::StageRequest;
+use forebay_client::server_process::ARE_STOPPED;
 use forebay_proto::control::{Direction, PathBytes, StageKind};
 use forebay_proto::net::ledger::AccessMode as BufferAccess;
 use std::collections::HashMap;
@@ -19,9 +21,14 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
 /// Most entries of a buffer that are looked at.
 const MAX_LOOKED_AT: u64 = 1_000_000;
+/// Longest that a look waits for the process of a mount that is stopped, and pause between two looks whether it is.
+const STOPPED_LIMIT: Duration = mount::OTHERS_LIMIT;
+const STOPPED_LOOK: Duration = Duration::from_millis(500);
 /// Longest list of results that is read, in bytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
@@ -75,6 +82,39 @@ pub fn files_below(
         }
     }
     Ok(found)
+}
+
+/// The same of all files in the mount at `point`. While its process is stopped no call on it ends: that is waited for no longer than
+/// [`STOPPED_LIMIT`]. What still looks then goes on when the mount is ended.
+///
+/// # Errors
+/// Those of [`files_below`]; ETIMEDOUT of a mount whose process stays stopped.
+pub fn files_in_mount(point: &Path) -> io::Result<Files> {
+    let (tell, told) = channel();
+    let top = point.to_path_buf();
+    let look = move || {
+        // Who asked may have given up.
+        let _ = tell.send(files_below(&top, |_, _| true));
+    };
+    std::thread::Builder::new().name("files".into()).spawn(look)?;
+    let mut stopped_since: Option<Instant> = None;
+    loop {
+        match told.recv_timeout(STOPPED_LOOK) {
+            Ok(found) => return found,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(io::Error::other("the look at it ended without an answer"));
+            }
+        }
+        let Some(pid) = stopped_process(point) else {
+            stopped_since = None;
+            continue;
+        };
+        if stopped_since.get_or_insert_with(Instant::now).elapsed() >= STOPPED_LIMIT {
+            let why = format!("its process {pid} is {ARE_STOPPED}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+    }
 }
 
 /// True if this node's mount shows all that the buffer holds.

@@ -1,5 +1,6 @@
-//! A look at what a job's buffer holds that takes long although its server answers: it is said once what that may wait for, so
-//! that nobody waits in silence. A server that does not answer is told by [`super::served::Servers::tell_of_mount`].
+//! A look at what a job's buffer holds that takes long although its server answers: it is said what that may wait for, and again
+//! every [`TOLD_AGAIN_AFTER`], so that nobody waits in silence. A server that does not answer is told by
+//! [`super::served::Servers::tell_of_mount`].
 //!
 //! The case in mind: a server that was killed and started again waits for the mounts that it had before it lets files change; a
 //! `--discard` that failed meanwhile has ended the job's mount, which never comes back. Nothing here ends the wait. Called by
@@ -10,11 +11,12 @@ use super::console::Console;
 use super::record::JobRecord;
 use super::served::Servers;
 use super::served_job::ServedJob;
+use super::waiting::TOLD_AGAIN_AFTER;
 use forebay_client::server_process;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What takes longer is told. A server that does not answer has been told before that.
 const TOLD_AFTER: Duration = Duration::from_secs(4);
@@ -45,21 +47,24 @@ fn tell_when_long(
     job: &ServedJob,
     (point, servers): (&Path, &dyn Servers),
 ) {
-    if ended.recv_timeout(TOLD_AFTER) != Err(RecvTimeoutError::Timeout) {
-        return;
-    }
-    // One that cannot be reached, or is stopped, is waited for because of that.
-    let answers = servers.reach(job).is_ok() && !is_stopped(point);
-    if answers && ended.try_recv() == Err(TryRecvError::Empty) {
-        Console::new().say(&format!("forebay: {id}: {}", text(&job.server)));
+    let mut told: Option<Instant> = None;
+    while ended.recv_timeout(TOLD_AFTER) == Err(RecvTimeoutError::Timeout) {
+        if told.is_some_and(|at| at.elapsed() < TOLD_AGAIN_AFTER) {
+            continue;
+        }
+        // One that cannot be reached, or is stopped, is waited for because of that, and told by who asks it.
+        let answers = servers.reach(job).is_ok() && stopped_process(point).is_none();
+        if answers && ended.try_recv() == Err(TryRecvError::Empty) {
+            Console::new().say(&format!("forebay: {id}: {}", text(&job.server)));
+            told = Some(Instant::now());
+        }
     }
 }
 
-/// Whether the process of the job's mount is stopped. That is told by who asks it.
-fn is_stopped(point: &Path) -> bool {
-    let mounts = forebay_client::mounts().unwrap_or_default();
-    let at = mounts.iter().rfind(|mount| mount.mount_point == point);
-    at.is_some_and(|mount| server_process::stopped_server(&mount.store_dir).is_some())
+/// The process of the mount at `point`, if that is stopped now.
+pub(super) fn stopped_process(point: &Path) -> Option<u32> {
+    let mount = forebay_client::mounts_at(|at| at == point).ok()?.pop()?;
+    server_process::stopped_server(&mount.store_dir)
 }
 
 fn text(server: &str) -> String {

@@ -9,6 +9,7 @@ mod commits;
 pub mod console;
 pub mod discard;
 mod drain;
+mod gone;
 mod leaving;
 pub mod left;
 mod long_look;
@@ -31,6 +32,7 @@ use crate::request::JobRequest;
 use console::Console;
 use forebay_client::Control;
 use forebay_proto::control::{ControlError, Direction, Verify};
+use forebay_proto::net::ledger::BufferState;
 use forebay_proto::size::{entries_text, format_bytes};
 use process::Script;
 use record::{
@@ -256,7 +258,7 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
 }
 
 /// Goes on with a job whose runner is gone, or whose stage-out failed, to its end. One that was given up is left as it is, with
-/// [`Outcome::GivenUp`].
+/// [`Outcome::GivenUp`], and so is one whose buffer is gone, with [`Outcome::BufferGone`].
 ///
 /// # Errors
 /// If there is no such job, somebody runs it, or its buffer cannot be mounted again and is needed for more than its removal.
@@ -271,7 +273,7 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     if let Some(when) = record.given_up {
         let text = report::not_resumed_text(when, &dir, &program.called);
         Console::new().say(&format!("forebay: {WHAT} {}: {text}", path.display()));
-        return Ok(not_resumed(record, &dir));
+        return Ok(not_resumed(record, &dir, Outcome::GivenUp));
     }
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show us"))?;
@@ -282,6 +284,16 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     record.save(&dir).map_err(|e| RunError::io(WHAT, path, &e))?;
     let console = Console::new();
     console.say(&format!("forebay: {}: it was left in step {}", record.id, record.step));
+    // Mounted again, one on this node would be made anew.
+    if first != Step::Teardown
+        && let Some(why) = gone::why(&record, program.servers.as_ref())
+    {
+        let text = report::gone_text(&dir, &why, &program.called);
+        console.say(&format!("forebay: {WHAT} {}: {text}", path.display()));
+        record.outcome = Some(Outcome::BufferGone);
+        record.save(&dir).map_err(|e| RunError::io(WHAT, path, &e))?;
+        return Ok(not_resumed(record, &dir, Outcome::BufferGone));
+    }
     let say = |text: &str| console.step(first, text);
     let told = program.servers.tell_of_mount(record.mount_point(), "go on with the job in");
     // A buffer at servers is given back without a mount.
@@ -300,9 +312,8 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     Ok(machine.finish())
 }
 
-/// The end of a `--resume` that is refused, for the job was given up. Nothing of it is changed.
-fn not_resumed(record: JobRecord, dir: &Path) -> Finished {
-    let outcome = Outcome::GivenUp;
+/// The end of a `--resume` that is refused, for the job was given up, or its buffer is gone. What it has is not changed.
+fn not_resumed(record: JobRecord, dir: &Path, outcome: Outcome) -> Finished {
     if let Some(text) = outcome.exit_text(record.exit) {
         Console::new().say(&format!("forebay: {text}"));
     }
@@ -631,6 +642,11 @@ impl Machine {
     fn held(&self) -> Result<Held, ControlError> {
         if let Some(job) = &self.record.served {
             let status = self.program.servers.status(job)?;
+            if status.state == BufferState::Destroying {
+                return Err(
+                    ControlError::new("look at", None, "it is being destroyed").errno(libc::ENOENT)
+                );
+            }
             return Ok(Held {
                 used_bytes: status.used_bytes,
                 partial: status.is_partial(),
@@ -642,9 +658,22 @@ impl Machine {
         Ok(Held { used_bytes: status.used_bytes, partial: false, volatile: status.volatile })
     }
 
+    /// Why the buffer of a job whose results are missing is not kept, though nobody gave it up, from the answer to what it holds.
+    fn why_gone(&self, held: &Result<Held, ControlError>) -> Option<String> {
+        let error = held.as_ref().err()?;
+        // A server that is away is not asked a second time.
+        let may_be_gone = self.record.served.is_none() || error.errno == Some(libc::ENOENT);
+        may_be_gone.then(|| gone::why(&self.record, self.program.servers.as_ref())).flatten()
+    }
+
     /// Says how it went.
     fn finish(mut self) -> Finished {
-        let outcome = Outcome::of(&self.record);
+        let mut outcome = Outcome::of(&self.record);
+        let held = (outcome == Outcome::ResultsMissing).then(|| self.held());
+        let gone = held.as_ref().and_then(|held| self.why_gone(held));
+        if gone.is_some() {
+            outcome = Outcome::BufferGone;
+        }
         self.record.outcome = Some(outcome);
         let exit_code = outcome.exit_code(self.record.exit);
         let kept = outcome == Outcome::ResultsMissing;
@@ -655,21 +684,10 @@ impl Machine {
         }
         self.console.say(&report::table(&self.record));
         let called = &self.program.called;
-        if kept {
-            // This node's mount is enough to look at what is there: the others are let go.
-            let (dir, signals) = (&self.dir, &self.signals);
-            let say = |text: &str| self.console.say(&format!("forebay: {text}"));
-            if let Err(why) = served::umount_nodes(&self.program, &self.record, dir, signals, &say)
-            {
-                self.console.say(&format!("forebay: {why}"));
-            }
-            let held = self.held();
-            if let Err(error) = &held {
-                say(&format!("what its buffer holds cannot be told: {error}"));
-            }
-            let held = held.as_ref().ok();
-            let text = report::kept_text(&self.record, dir, &self.failures, held, called);
-            self.console.say(&text);
+        if let Some(held) = held.filter(|_| kept) {
+            self.say_kept(&held);
+        } else if let Some(why) = &gone {
+            self.console.say(&report::gone_text(&self.dir, why, called));
         } else if left {
             let why = self.record.done.last().map_or("", |summary| &summary.detail);
             self.console.say(&report::left_text(&self.dir, why, called));
@@ -687,10 +705,24 @@ impl Machine {
             exit_code,
             script_exit: self.record.exit,
             steps: self.record.done.clone(),
-            resume: left.then_some(record_path),
-            discard: None,
+            resume: (left && gone.is_none()).then(|| record_path.clone()),
+            discard: gone.map(|_| record_path),
             mount_point: (kept || self.record.keep)
                 .then(|| self.record.mount_point().to_path_buf()),
         }
+    }
+
+    /// Says what a kept buffer holds, and how to go on. This node's mount is enough to look at it: the other nodes are let go.
+    fn say_kept(&self, held: &Result<Held, ControlError>) {
+        let (dir, signals) = (&self.dir, &self.signals);
+        let say = |text: &str| self.console.say(&format!("forebay: {text}"));
+        if let Err(why) = served::umount_nodes(&self.program, &self.record, dir, signals, &say) {
+            say(&why);
+        }
+        if let Err(error) = held {
+            say(&format!("what its buffer holds cannot be told: {error}"));
+        }
+        let (held, called) = (held.as_ref().ok(), &self.program.called);
+        self.console.say(&report::kept_text(&self.record, dir, &self.failures, held, called));
     }
 }

@@ -26,8 +26,8 @@ const MOUNT_LIMIT: Duration = Duration::from_secs(300);
 /// Most time for unmounting and destroying.
 const UMOUNT_LIMIT: Duration = Duration::from_secs(300);
 
-/// Most time that a command of an earlier runner is given which has the buffer in use.
-const OTHERS_LIMIT: Duration = Duration::from_secs(15);
+/// Most time that a command of an earlier runner is given which has the buffer in use, and a mount whose process is stopped.
+pub(super) const OTHERS_LIMIT: Duration = Duration::from_secs(15);
 /// Most time for other failures to pass: what such a command removes or makes meanwhile.
 const SETTLE_LIMIT: Duration = Duration::from_secs(1);
 /// Pause between two tries.
@@ -113,9 +113,11 @@ pub fn mount_again(
         if answers(record.mount_point()) {
             return Ok(());
         }
-        // A dead mount is there, though it cannot be looked at.
+        // A dead mount is there, though it cannot be looked at: a look at one whose process is stopped never ends.
         let point = record.mount_point();
-        if fs::symlink_metadata(point).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        if !is_mounted(point)
+            && fs::symlink_metadata(point).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+        {
             record_file::create_dirs(point)
                 .map_err(|e| format!("make {}: {e}", point.display()))?;
         }

@@ -7,6 +7,7 @@
 //! [`super::served`].
 
 use super::signals::{Signals, with_clear_mask};
+use super::waiting::TOLD_AGAIN_AFTER;
 use super::words::{reason, shell_word, words};
 use crate::record_file;
 use crate::request::FileLimits;
@@ -35,7 +36,7 @@ const NODE_LIMIT: Duration = Duration::from_secs(120);
 const END_GRACE: Duration = Duration::from_millis(500);
 /// Time between two looks at that.
 const END_LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Nodes that take longer than this are named, once, and at most so many.
+/// Nodes that take longer than this are named, again every [`TOLD_AGAIN_AFTER`], and at most so many.
 const SILENT_MAX: Duration = Duration::from_secs(3);
 const MAX_HOSTS_SHOWN: usize = 5;
 /// Time between two looks at the launch commands; an end of one wakes us earlier.
@@ -226,7 +227,7 @@ pub struct Launcher<'a> {
     pub dir: &'a Path,
     /// Signals of the runner.
     pub signals: &'a Signals,
-    /// Told once which nodes are waited for, if that takes long.
+    /// Told which nodes are waited for, if that takes long.
     pub say: Option<&'a dyn Fn(&str)>,
 }
 
@@ -273,7 +274,7 @@ impl Launcher<'_> {
         let mut running: Vec<Running> = Vec::new();
         let mut next = 0;
         let mut signalled = None;
-        let (begun, mut say) = (Instant::now(), self.say);
+        let (begun, mut told) = (Instant::now(), None::<Instant>);
         while next < nodes.len() || !running.is_empty() {
             while next < nodes.len() && running.len() < MAX_LAUNCHED {
                 match self.start(nodes[next], script) {
@@ -296,8 +297,10 @@ impl Launcher<'_> {
             });
             if !running.is_empty()
                 && begun.elapsed() >= SILENT_MAX
-                && let Some(say) = say.take()
+                && told.is_none_or(|at| at.elapsed() >= TOLD_AGAIN_AFTER)
+                && let Some(say) = self.say
             {
+                told = Some(Instant::now());
                 let hosts = running.iter().map(|launched| nodes[launched.at].host.as_str());
                 say(&waiting_for(&hosts.collect::<Vec<_>>()));
             }

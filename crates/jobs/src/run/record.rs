@@ -3,7 +3,9 @@
 //!
 //! It lies in the job's directory, `FLASH/forebay-jobs-UID/job-ID/job.json`, beside the mount
 //! point: it lives as long as the buffer's flash. Of a job whose directory lies elsewhere (`--work-dir`) a link there leads to that.
-//! Invariants: a step is recorded before it begins; the file is always a whole record (written beside, fsynced, renamed).
+//! Invariants: a step is recorded before it begins; the file is always a whole record (written beside, fsynced, renamed). Beside it
+//! room is kept ([`ROOM_NAME`]), so that it can also be written when others have filled the flash: a job can be given up then, which
+//! frees some.
 
 use super::nodes::OWN_LINK;
 use super::served_job::ServedJob;
@@ -161,6 +163,8 @@ pub enum Outcome {
     NotRemoved,
     /// All steps were done; the script's exit code is not known.
     ExitUnknown,
+    /// Results are missing on the PFS, and the buffer is gone: somebody destroyed it.
+    BufferGone,
     /// It was given up with `--discard`, and not all of it is removed yet. A program that does not know this word takes the record
     /// for damaged, rather than finish the job.
     GivenUp,
@@ -262,7 +266,18 @@ impl JobRecord {
     /// # Errors
     /// Those of the file system.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
-        record_file::replace(&dir.join(RECORD_NAME), &dir.join(NEW_RECORD_NAME), self)
+        let (path, room) = (dir.join(RECORD_NAME), dir.join(ROOM_NAME));
+        let put = || record_file::replace(&path, &dir.join(NEW_RECORD_NAME), self);
+        match put() {
+            Err(error) if record_file::is_full(&error) && fs::remove_file(&room).is_ok() => put()?,
+            saved => saved?,
+        }
+        match self.given_up {
+            // Nothing is noted any more. The commands that remove the rest say in files what they do.
+            Some(_) => record_file::give_room(&room),
+            None => record_file::keep_room(&room, &path),
+        }
+        Ok(())
     }
 }
 
@@ -422,6 +437,9 @@ pub fn left_at(path: &Path) -> Option<LeftOver> {
     let (record, dir) = JobRecord::load(path).ok()?;
     (!record.runner.is_alive()).then_some(LeftOver { dir, record })
 }
+
+/// Name of the file that has no other use than the room it takes.
+pub(super) const ROOM_NAME: &str = "job.json.room";
 
 /// Name of a record that is being written.
 const NEW_RECORD_NAME: &str = "job.json.new";

@@ -9,7 +9,7 @@ use super::words::shell_word;
 use crate::problem::printable_bytes;
 use forebay_proto::control::{PathBytes, StageKind};
 use forebay_proto::events::UtcTime;
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{failed_text, format_bytes};
 use rustix::process::Signal;
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use std::path::Path;
 pub const EXIT_REFUSED: u8 = 1;
 /// The job could not start: refused, no buffer, or stage-in failed.
 pub const EXIT_NOT_STARTED: u8 = 120;
-/// The job ran, but not all results are on the PFS; the buffer is kept.
+/// The job ran, but not all results are on the PFS; the buffer is kept, or gone.
 pub const EXIT_STAGE_OUT: u8 = 121;
 /// All is done, but the buffer could not be removed.
 pub const EXIT_TEARDOWN: u8 = 122;
@@ -42,7 +42,7 @@ impl Outcome {
     pub fn exit_code(self, exit: Option<ScriptExit>) -> u8 {
         match (self, exit) {
             (Outcome::NotStarted, _) => EXIT_NOT_STARTED,
-            (Outcome::ResultsMissing, _) => EXIT_STAGE_OUT,
+            (Outcome::ResultsMissing | Outcome::BufferGone, _) => EXIT_STAGE_OUT,
             (Outcome::NotRemoved, _) => EXIT_TEARDOWN,
             (Outcome::GivenUp, _) => EXIT_REFUSED,
             (Outcome::Done, Some(ScriptExit::Code(code))) => u8::try_from(code).unwrap_or(1),
@@ -62,12 +62,13 @@ impl Outcome {
             Outcome::Done => "it is the script's own, all steps were done",
             Outcome::NotStarted => "the script was not started",
             Outcome::ResultsMissing => "results are missing on the PFS, the buffer is kept",
+            Outcome::BufferGone => "results are missing on the PFS, and the buffer is gone",
             Outcome::NotRemoved => "results are on the PFS, but not everything could be removed",
             Outcome::ExitUnknown => "results are on the PFS, the script's exit code is not known",
             Outcome::GivenUp => "the job was given up with --discard, nothing was changed",
         };
         let script = match (self, exit) {
-            (Outcome::ResultsMissing | Outcome::NotRemoved, Some(exit)) => {
+            (Outcome::ResultsMissing | Outcome::BufferGone | Outcome::NotRemoved, Some(exit)) => {
                 format!(" (the script: {})", exit_text(exit))
             }
             _ => String::new(),
@@ -123,10 +124,19 @@ fn row(summary: &StepSummary, exit: Option<ScriptExit>) -> [String; 7] {
     let of = |text: String| if moved { text } else { "-".to_string() };
     let rate = summary.bytes as f64 / summary.elapsed_s.max(1e-9);
     let mut detail = summary.detail.clone();
-    for (count, what) in [(summary.files_failed, "failed"), (summary.files_skipped, "unchanged")] {
+    let failed = match summary.other_entries_failed {
+        0 => summary.files_failed.to_string(),
+        // The column counts files alone.
+        others => failed_text(summary.files_failed.saturating_sub(others), others),
+    };
+    let unchanged = summary.files_skipped;
+    for (count, text) in [
+        (summary.files_failed, format!("{failed} failed")),
+        (unchanged, format!("{unchanged} unchanged")),
+    ] {
         if count > 0 {
             let comma = if detail.is_empty() { "" } else { ", " };
-            detail += &format!("{comma}{count} {what}");
+            detail += &format!("{comma}{text}");
         }
     }
     [
@@ -176,6 +186,15 @@ pub fn keep_text(record: &JobRecord, program: &str) -> String {
             as_path(&record.flash).display(),
         ),
     }
+}
+
+/// What to say of a job whose buffer is gone before its results were all on the PFS; `why` tells where it is no more.
+pub fn gone_text(dir: &Path, why: &str, program: &str) -> String {
+    format!(
+        "the buffer of this job is gone: {why}. Somebody destroyed it, or its flash was removed; what was not staged out before is \
+         lost.\nThere is nothing to finish. To end the job's record:\n  {program} run --discard {}\n",
+        shell_word(&dir.join(RECORD_NAME))
+    )
 }
 
 /// What to say when results did not reach the PFS: what is where, and how to get it.
@@ -343,6 +362,12 @@ pub fn left_over_text(record: &JobRecord, dir: &Path, program: &str) -> String {
         return format!(
             "an earlier job was given up at {}, but not all of it is removed ({}); to remove the rest: {program} run --discard {path}",
             moment(when),
+            printable_bytes(record.script.as_bytes()),
+        );
+    }
+    if record.outcome == Some(Outcome::BufferGone) {
+        return format!(
+            "the buffer of an earlier job is gone ({}); to end its record: {program} run --discard {path}",
             printable_bytes(record.script.as_bytes()),
         );
     }

@@ -76,6 +76,12 @@ pub trait Servers: std::fmt::Debug + Send + Sync {
     /// If the server cannot be asked.
     fn plans(&self, job: &ServedJob) -> Result<Box<dyn Plans>, ControlError>;
 
+    /// Whether a buffer of this node that is not mounted is in `flash`; `point` is where it was mounted.
+    ///
+    /// # Errors
+    /// Why it cannot be told.
+    fn is_on_flash(&self, flash: &Path, point: &Path) -> Result<bool, ControlError>;
+
     /// While what it gives lives, the job's mount at `point` is looked at or asked, to do `what` there ("copy from"): the user is
     /// told whom that waits for when it takes long, be the buffer at servers or not.
     fn tell_of_mount(&self, point: &Path, what: &'static str) -> Box<dyn Any>;

@@ -86,6 +86,7 @@ impl LineEnd {
                 files_done: before.files_done + after.files_done,
                 other_entries_done: before.other_entries_done + after.other_entries_done,
                 files_failed: before.files_failed + after.files_failed,
+                other_entries_failed: before.other_entries_failed + after.other_entries_failed,
                 files_skipped: before.files_skipped + after.files_skipped,
                 bytes_done: before.bytes_done + after.bytes_done,
                 ..after
@@ -197,6 +198,7 @@ impl Stager<'_> {
                 summary.files += status.files_done.saturating_sub(status.other_entries_done);
                 summary.other_entries += status.other_entries_done;
                 summary.files_failed += status.files_failed;
+                summary.other_entries_failed += status.other_entries_failed;
                 summary.files_skipped += status.files_skipped;
                 summary.bytes += status.bytes_done;
             }

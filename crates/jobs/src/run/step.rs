@@ -121,8 +121,11 @@ pub struct StepSummary {
     pub other_entries: u64,
     /// Of all these found unchanged at their destination, from an earlier try.
     pub files_skipped: u64,
-    /// Not moved.
+    /// Not moved, of all kinds.
     pub files_failed: u64,
+    /// Of these, what is no regular file. None in records of older versions.
+    #[serde(default)]
+    pub other_entries_failed: u64,
     /// Bytes moved.
     pub bytes: u64,
     /// Seconds it took.
@@ -141,6 +144,7 @@ impl StepSummary {
             other_entries: 0,
             files_skipped: 0,
             files_failed: 0,
+            other_entries_failed: 0,
             bytes: 0,
             elapsed_s: 0.0,
             detail: String::new(),

@@ -1,9 +1,10 @@
 //! The last step of a job: every mount ends, and the buffer is destroyed or given to the user. No node
 //! that does not answer holds it. Called by [`Machine::drive`].
 
-use super::record::RECORD_NAME;
+use super::record::{RECORD_NAME, ROOM_NAME};
 use super::step::{Ended, Step, StepSummary};
 use super::{Machine, commits, mount, served};
+use crate::record_file;
 use std::fs;
 
 impl Machine {
@@ -25,6 +26,7 @@ impl Machine {
         if self.record.keep {
             // The buffer is the user's now, and nobody is to finish the job.
             let record = self.dir.join(RECORD_NAME);
+            record_file::give_room(&self.dir.join(ROOM_NAME));
             return match self.signals.while_removing(|| fs::remove_file(&record)) {
                 Ok(()) => summary,
                 Err(error) => {

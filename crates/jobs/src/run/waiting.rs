@@ -1,14 +1,18 @@
 //! What a `forebay mount` or `umount` that a job has started says it waits for, passed on to who runs the job while it waits. The
 //! command writes into a file of the job's directory, which goes with the job.
 //!
+//! What it says is passed on once, and again every [`TOLD_AGAIN_AFTER`] as long as it says nothing else.
+//!
 //! Invariant: what is passed on is bounded ([`MOST_LINES`], [`MOST_BYTES`]), and a file that cannot be read changes nothing
 //! about the command. Called by [`super::mount`].
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// Time after which what is waited for is told again: nobody waits in silence.
+pub(super) const TOLD_AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// Most lines that are passed on: who is waited for may change every second.
 const MOST_LINES: u32 = 20;
 /// Most bytes that are read at once; no line is longer.
@@ -27,16 +31,31 @@ pub(super) struct Waiting {
     lines_left: u32,
     /// How long the command is waited for.
     limit: Duration,
+    /// What it waits for, as far as is known, and when that was told.
+    told: Option<(String, Instant)>,
+    /// See [`TOLD_AGAIN_AFTER`].
+    again: Duration,
 }
 
 impl Waiting {
     /// Of a command that writes into the file `said` and is waited for so long.
     pub(super) fn of(said: &Path, limit: Duration) -> Waiting {
-        Waiting { said: File::open(said).ok(), seen: 0, lines_left: MOST_LINES, limit }
+        let (said, again) = (File::open(said).ok(), TOLD_AGAIN_AFTER);
+        Waiting { said, seen: 0, lines_left: MOST_LINES, limit, told: None, again }
     }
 
-    /// Passes on what it has said since the last look.
+    /// Passes on what it has said since the last look, or again what it said last.
     pub(super) fn pass_on(&mut self, say: &dyn Fn(&str)) {
+        self.pass_new_on(say);
+        if let Some((text, at)) = &mut self.told
+            && at.elapsed() >= self.again
+        {
+            *at = Instant::now();
+            say(text);
+        }
+    }
+
+    fn pass_new_on(&mut self, say: &dyn Fn(&str)) {
         let mut bytes = [0; MOST_BYTES];
         let Some(said) = self.said.as_ref().filter(|_| self.lines_left > 0) else { return };
         let Ok(length @ 1..) = said.read_at(&mut bytes, self.seen) else { return };
@@ -48,12 +67,17 @@ impl Waiting {
         };
         self.seen += whole as u64;
         for line in String::from_utf8_lossy(&bytes[..whole]).lines() {
-            let Some(text) = waiting_in(line) else { continue };
+            let Some(text) = waiting_in(line) else {
+                self.told = None;
+                continue;
+            };
             if self.lines_left == 0 {
                 return;
             }
             self.lines_left -= 1;
-            say(&format!("{text}; this wait ends after {} s", self.limit.as_secs()));
+            let text = format!("{text}; this wait ends after {} s", self.limit.as_secs());
+            say(&text);
+            self.told = Some((text, Instant::now()));
         }
     }
 }
@@ -123,7 +147,17 @@ mod tests {
         file.write_all(b" 1\n").unwrap();
         waiting.pass_on(&say);
         waiting.pass_on(&say);
-        assert_eq!(*told.borrow(), ["/m: waiting for 1; this wait ends after 300 s"]);
+        let text = "/m: waiting for 1; this wait ends after 300 s";
+        assert_eq!(*told.borrow(), [text]);
+        // Some time later, as long as it says nothing else.
+        waiting.again = Duration::ZERO;
+        waiting.pass_on(&say);
+        assert_eq!(*told.borrow(), [text, text]);
+        file.write_all(b"forebay: /m: unmounted\n").unwrap();
+        waiting.pass_on(&say);
+        assert_eq!(told.borrow().len(), 2);
+        waiting.again = TOLD_AGAIN_AFTER;
+        told.borrow_mut().truncate(1);
         for number in 0..MOST_LINES * 2 {
             file.write_all(format!("forebay: /m: waiting for {number}\n").as_bytes()).unwrap();
             waiting.pass_on(&say);

@@ -28,6 +28,7 @@ use super::stop::StopReason;
 use forebay_failpoint::step;
 use forebay_interfaces::tree::BufferTree;
 use forebay_proto::Errno;
+use forebay_proto::attr::FileKind;
 use forebay_proto::commit::{CommitPhase, CommitStatus, PublishedBy};
 use forebay_proto::control::{PathBytes, PlanState};
 use parking_lot::Mutex;
@@ -155,7 +156,7 @@ impl<'a> CommitRun<'a> {
     /// Tells the user of a failure of the commit as a whole.
     fn fail(&self, fault: &Fault) {
         let source = self.run.request.source_path();
-        self.run.completion.fail(fault, source, &self.commit.place.path, 1);
+        self.run.completion.fail(FileKind::File, fault, source, &self.commit.place.path, 1);
     }
 
     /// From wherever it is until the tree has its name.
@@ -163,8 +164,9 @@ impl<'a> CommitRun<'a> {
         let (run, commit) = (self.run, self.commit);
         let (by, old) = match run.past.commit.clone() {
             Some(CommitStep::Undoing { .. }) => {
+                // The journal does not say of what kind they were.
                 for error in &run.past.errors {
-                    run.progress.failed(error.clone());
+                    run.progress.failed(FileKind::File, error.clone());
                 }
                 commit.set(|status| status.phase = CommitPhase::Undoing);
                 return Ok(());

@@ -358,6 +358,30 @@ fn a_named_symbolic_link_is_followed_and_one_in_a_tree_is_kept() {
 }
 
 #[test]
+fn directories_that_fail_are_counted_beside_the_files_that_fail() {
+    let site = Site::new();
+    for name in ["a", "b", "good"] {
+        std::fs::create_dir_all(site.buffer("from")).unwrap();
+        std::fs::write(site.buffer("from").join(name), b"1").unwrap();
+    }
+    for name in ["d", "e"] {
+        std::fs::create_dir(site.buffer("from").join(name)).unwrap();
+    }
+    // What is there is of another kind: neither can take its place.
+    for name in ["a", "b"] {
+        std::fs::create_dir_all(site.pfs("to").join(name)).unwrap();
+    }
+    for name in ["d", "e"] {
+        std::fs::write(site.pfs("to").join(name), b"0").unwrap();
+    }
+    let status = site.run(site.stage_out("/from", "to"));
+    assert_eq!(status.state, PlanState::Failed);
+    assert_eq!((status.files_failed, status.other_entries_failed), (4, 2), "{:?}", status.errors);
+    let told = forebay_proto::at_risk::describe(&status);
+    assert!(told.ends_with(", 2 files and 2 other entries not copied"), "{told}");
+}
+
+#[test]
 fn lists_name_paths_on_either_side() {
     let mut site = Site::new();
     std::fs::create_dir_all(site.pfs("sub/tree")).unwrap();

@@ -189,6 +189,53 @@ fn a_discard_that_cannot_remove_the_buffer_says_that_the_job_is_given_up_and_goe
     place.assert_clean();
 }
 
+/// Mounted again it would be an empty one, whose results are "missing".
+#[test]
+fn a_job_whose_buffer_was_destroyed_with_its_mount_is_not_resumed() {
+    let place = Place::new();
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; echo > @PFS@/results";
+    let run = place.run(&place.script(&[STRIPED, OUT], body), &[]).expect(121);
+    let record = run.record();
+    let mut destroy = Command::new(binary());
+    procs::run(destroy.args(["umount", "--destroy"]).arg(run.mount_point()));
+    fs::remove_file(place.pfs("results")).unwrap();
+    let refused = place.resume(&record).expect(121);
+    assert!(refused.err.contains("the buffer of this job is gone: nothing is"), "{}", refused.err);
+    assert!(refused.err.contains(&format!("run --discard {record}")), "{}", refused.err);
+    assert!(!refused.err.contains("Nothing is lost"), "{}", refused.err);
+    assert_eq!(refused.summary()["outcome"], "buffer-gone");
+    assert_eq!(place.mounts(), Vec::<PathBuf>::new(), "an empty one was made");
+    let discarded = place.discard(&record).expect(0);
+    assert!(discarded.err.contains("there is none any more: nothing is"), "{}", discarded.err);
+    place.assert_clean();
+}
+
+/// That frees room: it must not need any.
+#[test]
+fn a_job_is_discarded_on_flash_that_others_have_filled_to_the_last_byte() {
+    let place = Place::new();
+    let flash = place.flash();
+    let mut mount = Command::new("mount");
+    procs::run(mount.args(["-t", "tmpfs", "-o", "size=32m,mode=755", "flash"]).arg(&flash));
+    let jobdw = "jobdw type=scratch capacity=4MiB access_mode=striped";
+    let script = place.script(&[jobdw, OUT], "echo x > ${DW_JOB_STRIPED}x; exit 3");
+    let mut command = place.command(&["--store", "directory", "--flash"]);
+    let run = Run::wait(command.arg(&flash).arg(script).spawn().unwrap()).expect(121);
+    let full = flash.join("of others");
+    let mut file = fs::File::create(&full).unwrap();
+    while std::io::Write::write(&mut file, &[1; 4096]).is_ok() {}
+    drop(file);
+    assert!(fs::write(flash.join("more"), [1; 4096]).is_err(), "the flash is not full");
+    fs::remove_file(flash.join("more")).unwrap();
+    let discarded = place.discard(&run.record()).expect(0);
+    assert_eq!(discarded.summary()["outcome"], "discarded", "{}", discarded.err);
+    fs::remove_file(&full).unwrap();
+    let left = procs::run(Command::new("find").arg(&flash).args(["-mindepth", "1", "-ls"]));
+    assert!(left.is_empty(), "left on flash: {left}");
+    procs::run(Command::new("umount").arg(&flash));
+    place.assert_clean();
+}
+
 #[test]
 fn a_job_whose_directory_lies_elsewhere_is_pointed_out_as_well() {
     let place = Place::new();

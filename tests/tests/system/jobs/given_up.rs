@@ -132,6 +132,56 @@ fn a_job_that_a_command_has_in_hand_is_taken_up_by_no_other_one() {
     site.assert_clean();
 }
 
+/// The server that is asked is stopped: the look for the buffer waits for it, and then the look into its mount.
+#[test]
+fn a_discard_that_waits_for_its_stopped_server_says_so_again() {
+    /// So long that it is told at its beginning and 30 s later, with what a busy machine adds.
+    const STOPPED_FOR: Duration = Duration::from_secs(42);
+    let site = Site::of_servers(2);
+    let record = kept_at_two(&site).record();
+    let server = site.pid.get();
+    signal(server, libc::SIGSTOP);
+    let discarding = site.discard(&record);
+    std::thread::sleep(STOPPED_FOR);
+    signal(server, libc::SIGCONT);
+    let discarded = Run::wait(discarding);
+    // With 122 the servers go on with it.
+    assert!(matches!(discarded.code, Some(0 | 122)), "{:?}: {}", discarded.code, discarded.err);
+    let said = format!("`kill -CONT {server}`");
+    let told = discarded.err.lines().filter(|line| line.contains(&said)).count();
+    assert!(told >= 2, "told {told} times: {}", discarded.err);
+}
+
+/// No call on such a mount ends by itself.
+#[test]
+fn a_discard_beside_a_stopped_mount_ends_and_says_what_is_left_of_it() {
+    /// Longest look at the mount, which is given 15 s, and the unmount by force.
+    const ENDS_WITHIN: Duration = Duration::from_secs(45);
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    let record = run.record();
+    let mount = site.place.server_of(&run.mount_point());
+    signal(mount, libc::SIGSTOP);
+    let begun = Instant::now();
+    let failed = Run::wait(site.discard(&record)).expect(122);
+    let took = begun.elapsed();
+    let finish = format!("run --discard {record}");
+    signal(mount, libc::SIGKILL);
+    assert!(took < ENDS_WITHIN, "{took:?}: {}", failed.err);
+    for said in [
+        format!("its process {mount} is stopped"),
+        "the job is given up, but not all of it is removed".to_string(),
+        "its buffer is at its server".to_string(),
+        finish,
+    ] {
+        assert!(failed.err.contains(&said), "not said: {said}\n{}", failed.err);
+    }
+    assert_eq!(failed.summary()["outcome"], "given-up");
+    Run::wait(site.discard(&record)).expect(0);
+    site.assert_clean();
+}
+
 /// The server is killed when the job is given up, and waited for in vain.
 #[test]
 fn a_discard_whose_server_was_killed_says_that_the_job_is_given_up_and_what_is_left() {

@@ -670,6 +670,51 @@ fn a_job_whose_buffer_was_destroyed_is_discarded_and_says_so() {
     site.assert_clean();
 }
 
+/// There is nothing to finish, and nothing is kept.
+#[test]
+fn a_job_whose_buffer_was_destroyed_is_not_resumed_and_says_what_is_lost() {
+    let site = Site::new(0);
+    let script = site.place.script(&[STRIPED, OUT], KEPT);
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    let record = run.record();
+    let buffer = &site.buffers()[0];
+    let mut destroy = site.forebay(&["buffer", "destroy", buffer, "--force"]);
+    assert!(destroy.args(["--server", &site.unix()]).status().unwrap().success());
+    let refused = Run::wait(site.resume(&record)).expect(121);
+    let finish = format!("run --discard {record}");
+    for said in ["the buffer of this job is gone: ", "what was not staged out", finish.as_str()] {
+        assert!(refused.err.contains(said), "not said: {said}\n{}", refused.err);
+    }
+    assert!(!refused.err.contains("Nothing is lost"), "{}", refused.err);
+    assert!(!refused.err.contains("buffer is kept"), "{}", refused.err);
+    let summary = refused.summary();
+    assert_eq!((&summary["outcome"], &summary["resume"]), (&"buffer-gone".into(), &Value::Null));
+    assert_eq!(summary["discard"], record.as_str());
+    Run::wait(site.discard(&record)).expect(0);
+    site.assert_clean();
+}
+
+/// The script has destroyed it: the first run says the same.
+#[test]
+fn a_job_whose_buffer_is_destroyed_while_it_runs_does_not_say_that_it_is_kept() {
+    let site = Site::new(0);
+    let body = format!(
+        "name=$({program} buffer list --json --server {unix} | sed 's/.*\"buffer\":\"\\([^\"]*\\)\".*/\\1/')\n\
+         {program} buffer destroy \"$name\" --force --server {unix}",
+        program = forebay_tests::buffer::binary().display(),
+        unix = site.unix(),
+    );
+    let script = site.place.script(&[STRIPED, OUT], &body);
+    let run = Run::wait(site.start(&script, "", &[])).expect(121);
+    assert_eq!(site.buffers(), Vec::<String>::new(), "{}", run.err);
+    assert!(run.err.contains("the buffer of this job is gone: "), "{}", run.err);
+    assert!(!run.err.contains("Nothing is lost"), "{}", run.err);
+    let summary = run.summary();
+    assert_eq!(summary["outcome"], "buffer-gone", "{summary}");
+    Run::wait(site.discard(summary["discard"].as_str().unwrap())).expect(0);
+    site.assert_clean();
+}
+
 #[test]
 fn a_capacity_that_the_servers_do_not_have_starts_nothing() {
     let site = Site::new(0);
