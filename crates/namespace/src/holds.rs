@@ -1,4 +1,4 @@
-//! What changes over shards have locked: names, and empty directories that are about to go.
+//! The locks of changes over shards (*holds*): names, and empty directories that are about to go.
 //!
 //! A hold is taken and given back under the namespace's writer lock, and every change looks here
 //! under that lock; so between a check and the change that it is for nothing is held that was not.

@@ -1,4 +1,4 @@
-//! Where servers listen and which are gone for good, and on which of them a buffer's parts are.
+//! Where servers listen and which are gone for good, and on which of them a buffer's shards are.
 //!
 //! One [`Directory`] in a process, kept true by the ledger; each buffer has its [`Places`]. Asked by
 //! the links to other servers, and by sessions that tell mounts where to go.

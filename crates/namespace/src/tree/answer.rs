@@ -1,4 +1,4 @@
-//! What the movers of a buffer's servers are told about the names and inodes of this shard
+//! Answers to the movers of a buffer's servers about the names and inodes of this shard
 //! (`proto::net::tree`). Asked by `sharded`, of this server and of others.
 //!
 //! Each question is checked for its requester as in [`LocalTree`]; nothing is locked while another shard
