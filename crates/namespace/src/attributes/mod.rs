@@ -2,7 +2,7 @@
 //!
 //! Invariant: a regular file's size, data times and blocks are its object's; the record holds the rest. An object that is
 //! missing although the record says there is one is reported as lost (EIO), and never made anew here.
-//! Asked by all operations.
+//! Called by all operations.
 
 mod set;
 

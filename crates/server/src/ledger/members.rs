@@ -5,7 +5,7 @@
 //! it is now; and it follows the leader that it hears of. `leader` is the other side, `take_over` makes a member the leader.
 //!
 //! Invariants: each server keeps the greatest term (pool, epoch, leader) on record that it was told (`take_over`); what the leader says is on
-//! record before it is followed. Asked by the ledger: for questions of other servers, by its rounds, and for commands.
+//! record before it is followed. Called by the ledger: for questions of other servers, by its rounds, and for commands.
 
 mod leader;
 mod take_over;
