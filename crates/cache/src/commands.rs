@@ -1,6 +1,6 @@
 //! What people ask of a cache by path: state, drains, and what is kept.
 //!
-//! Each command names a path and who asks; what the PFS refuses to them is refused. Called for the control socket, and by the
+//! Each command names a path and a requester; what the PFS refuses to the requester is refused. Called for the control socket, and by the
 //! ledger.
 
 use super::CacheFs;

@@ -1,6 +1,6 @@
 //! What a cache leaves in the buffer's event record: files drained, drains that failed, conflicts,
-//! data evicted. A drained file is told before the cache's own record has it: a kill in between makes
-//! it be told again, never left out. Evictions change nothing that is only here, and there may be
+//! data evicted. A drained file is recorded there before the cache's own record has it: a kill in between makes
+//! the event come twice, never not at all. Evictions change nothing that is only here, and there may be
 //! many: what went within [`EVICTED_TELL_AFTER`] is one event, which a kill may take.
 
 use super::file::{CacheFile, FileState};

@@ -2,7 +2,7 @@
 //! a kill leaves in each state, is in docs/internals/CACHE.md.
 //!
 //! Invariants
-//! * Names and attributes are the PFS's; every change of them is done there first, as who asks.
+//! * Names and attributes are the PFS's; every change of them is done there first, as the requester.
 //! * A byte that was acknowledged is on flash and on record as dirty until the PFS has it, fsynced
 //!   and verified. Dirty data is never evicted, and never drained if its checksum does not match.
 //! * A PFS file that somebody else changed is never written over without a decision.

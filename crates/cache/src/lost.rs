@@ -3,7 +3,7 @@
 //!
 //! Invariants
 //! * What is clean is fetched again: it gets a new place, and its map is empty ([`Losses::data_is_lost`]).
-//! * What is dirty is lost. That is on record, told and `failed` before anything else is done with the file. From then
+//! * What is dirty is lost. That is on record, reported and `failed` before anything else is done with the file. From then
 //!   on nothing of it is read or written (EIO) or drained, until the PFS's version is said to count (`resolve --keep
 //!   theirs`), the file is removed, or it is written anew from nothing (truncated to 0).
 //! * Nothing else is taken for lost: an object is gone only if its name is, while its file is on record; and cut

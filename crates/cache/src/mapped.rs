@@ -9,7 +9,7 @@
 //! objects that are mapped. A close without a mapping may come here too, for a moment: the kernel lets go of an object
 //! a little after it has told of the close. Of a mount that is not heard any more nothing is put off: its programs may
 //! have its files open for ever. A restart of the server forgets the list; the file is dirty then and drains once.
-//! Called by `open` at each close and by who waits for drains.
+//! Called by `open` at each close, and by waits for drains.
 
 use super::file::CacheFile;
 use forebay_proto::Ino;

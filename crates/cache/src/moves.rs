@@ -1,8 +1,8 @@
 //! Changes of names that were begun, and that have ended: a path that was made before a rename, and is used
 //! after it, leads nowhere.
 //!
-//! Invariant: who finds nothing where the table of nodes said it is looks again as long as a change was under way
-//! meanwhile, so that a file or directory that has a name is never told to be stale, and a drain never calls it a
+//! Invariant: a caller that finds nothing where the table of nodes said it is looks again as long as a change was under way
+//! meanwhile, so that a file or directory that has a name is never reported as stale (ESTALE), and a drain never calls it a
 //! conflict, because it got another one. Bounded by [`MOVE_TRIES`]: a PFS that hangs in a rename holds the
 //! others up no longer than that. Used by whoever opens a node by its path, and by the drain.
 

@@ -1,6 +1,6 @@
-//! Who tells the kernels of mounts that something of a file has changed.
+//! Sends invalidations to the kernels of mounts when something of a file has changed.
 //!
-//! Set once a mount is there; before that nobody is told. Called by drains and by what drops data.
+//! Set once a mount is there; before that none is sent. Called by drains and by what drops data.
 
 use forebay_proto::Ino;
 use forebay_proto::api::Notify;

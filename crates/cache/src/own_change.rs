@@ -1,7 +1,7 @@
 //! Changes of PFS files by us, after which they still are what the base says.
 //!
 //! Invariant: the base's times follow a change only if the file was as it says right before; what somebody else did
-//! in between is seen by the next open. Called by `names`, `attrs`, and for names at another server by `data servers`.
+//! in between is seen by the next open. Called by `names`, `attrs`, and for names at another server by `data_servers`.
 
 use super::clock::Clocks;
 use super::file::CacheFile;

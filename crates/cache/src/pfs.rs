@@ -5,7 +5,7 @@
 //! file system vanished and came back it is opened anew, but only if [`Identity`] says that it is
 //! the one the buffer was made over: an empty mount point is not the PFS.
 //!
-//! Called by all of the cache. Who asks has taken the requester's identity (`act`) before.
+//! Called by all of the cache, by a thread that acts as the requester (`act`).
 
 use forebay_proto::attr::{Attr, FileKind, Timestamp};
 use forebay_proto::{Errno, Ino, Result};

@@ -1,7 +1,7 @@
-//! The PFS inodes of nodes: opened by the paths that are known, as who asks, if they still lead there.
+//! The PFS inodes of nodes: opened by the paths that are known, as the requester, if they still lead there.
 //!
 //! Invariants: what is opened has the key of its node, or the call is ESTALE: a directory or file that somebody exchanged on the
-//! PFS is never taken for the one that the kernel means; who finds nothing while names are changed by us looks again ([`Moves`]).
+//! PFS is never taken for the one that the kernel means; a call that finds nothing while names are changed by us looks again ([`Moves`]).
 //! Called for each call on names or attributes, and by opens and fills.
 
 use super::data_servers::Ownership;

@@ -1,5 +1,5 @@
-//! The lock that keeps names and keys together: who compares a name or a number with a key shares it (a *look*), and a
-//! drain that puts another inode under a name has it alone. So nobody meets the new inode under the old number.
+//! The lock that keeps names and keys together: a lookup that compares a name or a number with a key shares it (a *look*), and a
+//! drain that puts another inode under a name holds it alone. So nobody meets the new inode under the old number.
 //!
 //! A look asks the PFS. On a slow PFS looks of several programs overlap, so that there is always one; a drain that waited for
 //! all of them would wait for as long as they go on, with the lock of its file, and so would who changes that file. So a

@@ -1,7 +1,7 @@
-//! Reading ahead of programs: a bounded queue of wishes, and the threads that serve it. They also do now and then what has no
+//! Reading ahead of programs: a bounded queue of requests, and the threads that serve it. They also do now and then what has no
 //! hurry: events of evictions, and names of ours that are left on the PFS.
 //!
-//! Invariant: a wish that finds the queue full is dropped: its reader fetches by itself. Wishes are made by reads.
+//! Invariant: a request that finds the queue full is dropped: its reader fetches by itself. Requests are made by reads.
 
 use super::drain::DrainList;
 use super::events::Events;

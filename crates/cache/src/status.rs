@@ -1,6 +1,6 @@
-//! Where files are between flash and PFS, as people and programs are told it.
+//! Where files are between flash and PFS, as commands and extended attributes report it.
 //!
-//! Invariant: a tree is told to be durable only if no file below it is on the list of what has to drain,
+//! Invariant: a tree is reported as durable only if no file below it is on the list of what has to drain,
 //! and a file leaves that list only after its drain is verified and on record.
 
 use super::counters::Counters;

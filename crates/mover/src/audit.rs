@@ -1,5 +1,5 @@
 //! What a plan leaves in the buffer's event record: its beginning, each file that was copied or
-//! failed, its end. Told before the journal, and before the plan is over on record: a kill in between
+//! failed, its end. Recorded before the journal, and before the plan is over on record: a kill in between
 //! makes the plan say it again, never leave it out.
 
 use super::journal::{Past, Record};

@@ -1,11 +1,11 @@
-//! This server's share of another server's plan: copies the files it is given and says what became
+//! The files of another server's plan that are delegated to this server: copies them and reports what became
 //! of each. The other side is `delegator`; docs/internals/STAGING.md has the protocol.
 //!
 //! On flash, `plans/share-PLAN-TOKEN/` has the plan and a journal of the directories on the PFS that
 //! may hold temporary files. Files are journaled by the plan's server only: what was not told to it
 //! is copied once more. Invariants: the record is there before the first temporary file and goes
-//! after the last; a share that nobody asks about for [`SILENCE_MAX`] stops by itself, and so does
-//! the share of an earlier run of the plan.
+//! after the last; a delegated plan that nobody asks about for [`SILENCE_MAX`] stops by itself, and so does
+//! that of an earlier run of the plan.
 
 use super::completion::{Outbox, told};
 use super::engine::{Mover, PlanTable, Shared};

@@ -1,9 +1,9 @@
-//! The thread of a run that hands files to the mover of one other server, and takes what became of
+//! The thread of a run that delegates files to the mover of one other server, and takes what became of
 //! them. Started by `run`, one for each other server of the buffer.
 //!
-//! Invariants: at most [`WORK_WINDOW_ITEMS`] files are handed over and not answered; a file is
-//! counted and journaled once, when its end has arrived here; one that was handed over and not
-//! answered is handed over again, to a server that was started anew too (it copies it once more,
+//! Invariants: at most [`WORK_WINDOW_ITEMS`] files are delegated and not answered; a file is
+//! counted and journaled once, when its end has arrived here; one that was delegated and not
+//! answered is delegated again, to a server that was started anew too (it copies it once more,
 //! and nothing of the first copy is left). A server that does not answer is waited for, and the
 //! plan's status says so; one that is known lost fails its files, by name.
 

@@ -1,4 +1,4 @@
-//! The buffer behind a fence: once it is shut, a thread that was left behind in a call on the PFS
+//! Fences the buffer off: once the fence is shut, a thread that was left behind in a call on the PFS
 //! can change nothing of the buffer any more, whenever the PFS lets it go.
 //!
 //! Invariant: no call on the tree runs or begins after [`Fence::shut`] has returned true. Made by

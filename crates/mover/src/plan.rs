@@ -1,5 +1,5 @@
 //! A plan on flash: `plans/ID/` with `plan.json` (what was asked, by whom; replaced atomically),
-//! `journal` (see `journal`), `left.json` if temporary files stay on the PFS (see `left`) and, once it has ended, `final.json` (its last status).
+//! `journal` (see `journal`), `left.json` if temporary files stay on the PFS (see `temps`) and, once it has ended, `final.json` (its last status).
 //!
 //! A plan without `final.json` is unfinished and goes on when a server starts.
 

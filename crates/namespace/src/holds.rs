@@ -1,8 +1,8 @@
-//! What changes over shards have locked: names, and empty directories that are about to go.
+//! The locks of changes over shards (*holds*): names, and empty directories that are about to go.
 //!
 //! A hold is taken and given back under the namespace's writer lock, and every change looks here
 //! under that lock; so between a check and the change that it is for nothing is held that was not.
-//! Nobody waits here for a hold while it has a lock: who finds one lets go of everything, waits for
+//! Nobody waits here for a hold while it has a lock: a change that finds one releases everything, waits for
 //! a moment ([`Holds::pause`]) and begins again.
 //!
 //! Bounded by the changes under way, of which each client has at most one a connection.

@@ -8,11 +8,11 @@
 //! | `holds` | names and directories that changes over shards have locked |
 //! | `program_names` | what programs read in shared memory |
 //! | `space`, `refs`, `reclaim` | what is free; who is referenced; the queue of what is removed, and waiting for its space |
-//! | `striped` | objects of striped files, indexes of logs, what has to be done later |
+//! | `striped` | objects of striped files, indexes of logs, deferred work on them |
 //! | `new_inodes` | what new inodes are like |
 //! | `shards` | operations over shards: links to the others, what is under way, where new inodes go |
 //! | `removal` | removing inodes for good, in a thread |
-//! | `service_state` | what people are told: fast path, grade of safety |
+//! | `service_state` | what status and attributes report: fast path, grade of safety |
 //! | `attributes`, `xattrs`, `data`, `names` | the operations; of names one file for each |
 //! | `answers`, `recover`, `invalidate` | kept answers; what a start found; who hears of changes |
 //!

@@ -1,6 +1,6 @@
 //! What new inodes are like: what they have from their directory, and the layout of their data.
 //!
-//! Asked by the operations that make inodes, and by other shards for whiteouts and files that are made for a directory here.
+//! Called by the operations that make inodes, and by other shards for whiteouts and files that are made for a directory here.
 
 use super::base::Base;
 use super::records::Records;

@@ -1,7 +1,8 @@
-//! How files are served, as people are told: whether opens go by passthrough, and which grade of safety a file has reached.
+//! How files are served, as status and attributes report it: whether opens go by passthrough, and which grade of safety a file has
+//! reached.
 //!
 //! Invariant: a file is "on flash" only as long as its times are those of its last fsync here.
-//! Asked for status and for `user.forebay.*`; written by who mounts, and by fsync.
+//! Called for status and for `user.forebay.*`; written by mounts, and by fsync.
 
 use forebay_proto::Ino;
 use forebay_proto::attr::{Attr, Timestamp};

@@ -1,7 +1,7 @@
 //! How much space the buffer has and uses, of data and of names, and whether it is short.
 //!
 //! Invariant: nothing here waits; who waits for space that is on its way back does so by [`crate::reclaim`].
-//! Asked by operations that need space, by placement over shards, and for figures.
+//! Called by operations that need space, by placement over shards, and for figures.
 
 use super::records::Records;
 use forebay_proto::Result;

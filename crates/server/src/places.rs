@@ -1,6 +1,6 @@
-//! Where servers listen and which are gone for good, and on which of them a buffer's parts are.
+//! Where servers listen and which are gone for good, and on which of them a buffer's shards are.
 //!
-//! One [`Directory`] in a process, kept true by the ledger; each buffer has its [`Places`]. Asked by
+//! One [`Directory`] in a process, kept true by the ledger; each buffer has its [`Places`]. Called by
 //! the links to other servers, and by sessions that tell mounts where to go.
 
 use forebay_net::ServerAddress;

@@ -1,5 +1,5 @@
-//! A data server that does not have the names: files that it takes from the metadata server, where they are
-//! now, and what it hears of their names.
+//! The data server's side: resolves files through the metadata server (what they are, where they are
+//! now), and applies the changes of their names that it hears of.
 
 use super::super::data_servers::Ownership;
 use super::super::file::CacheFile;

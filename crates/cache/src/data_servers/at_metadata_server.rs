@@ -1,4 +1,4 @@
-//! The metadata server: what it tells data servers about changes of names, and what it settles with them.
+//! The metadata server's side: tells data servers about changes of names, and settles with them what is open.
 
 use super::super::data_servers::Ownership;
 use super::super::pfs::{Key, PfsStat};

@@ -1,7 +1,7 @@
 //! Wakes the thread of a server that tells the others what they have to know.
 //!
-//! Invariant: who rings after it has written down what is to be told is heard, also if the thread is just
-//! telling something else. Rung by the table of nodes, by what others ask, and at the end.
+//! Invariant: a thread that writes down what is to be sent, and then wakes the sender, is heard, also if the sender is just
+//! sending something else. Called by the table of nodes, by what others ask, and at the end.
 
 use parking_lot::{Condvar, Mutex};
 use std::time::Duration;

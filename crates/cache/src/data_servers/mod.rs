@@ -1,4 +1,4 @@
-//! A cache over several servers: names at one of them (part 0), the metadata server, and each file's data at its data server.
+//! A cache over several servers: names at one of them (shard 0), the metadata server, and each file's data at its data server.
 //!
 //! The metadata server makes all calls of names on the PFS and knows every file that a data server has
 //! anything of which cannot be fetched again. A data server has the files whose numbers say so: their data, state, drains

@@ -1,6 +1,6 @@
 //! Answers to the other servers of a cache, and to mounts that take a file at its data server.
 //!
-//! Invariant: no question is asked with a lock held that the answer may need (see [`super`]). Asked by the sessions.
+//! Invariant: no question is asked with a lock held that the answer may need (see [`super`]). Called by the sessions.
 
 use super::super::attrs::Attributes;
 use super::super::nodes::Nodes;

@@ -1,10 +1,10 @@
 //! fsync of directories on the PFS, one for all drains that wait for the same one.
 //!
 //! Many small files of one directory drain at the same time, and each is clean only after an fsync of that
-//! directory that began after its name was there. So who comes while one is under way waits for
+//! directory that began after its name was there. So a drain that comes while one is under way waits for
 //! the next, which one of those who wait does for all.
 //!
-//! Invariant: who gets an answer gets that of an fsync that began after they asked. At most one for each
+//! Invariant: a drain gets the result of an fsync that began after the drain asked for it. At most one for each
 //! worker at a time. Called by `publish`.
 
 use super::super::pfs::errno;

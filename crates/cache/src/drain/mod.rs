@@ -6,7 +6,7 @@
 //! are on the file's record, with errno and tries. Workers are threads of the server: no client
 //! needs to live.
 //!
-//! [`DrainList`] is the list, [`DirtyFiles`] what keeps it, [`Drainer`] the workers, `Publisher` brings one file to the PFS with
+//! [`DrainList`] is the list, [`DirtyFiles`] maintains it, [`Drainer`] the workers, `Publisher` brings one file to the PFS with
 //! `Copier`, `Targets` and `Settler`, [`Conflicts`] ends what needs a decision. [`Drains`] makes them.
 
 mod copy;

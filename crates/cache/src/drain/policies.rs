@@ -1,6 +1,6 @@
 //! The policies of directories ([`forebay_policy::when`]) as they are on flash, and the watermarks that they have set.
 //!
-//! Invariant: a policy counts from the moment when it is on flash. Asked by the drain's workers.
+//! Invariant: a policy counts from the moment when it is on flash. Called by the drain's workers.
 
 use super::super::file::CacheFile;
 use super::super::flash::Flash;

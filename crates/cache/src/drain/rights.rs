@@ -1,4 +1,4 @@
-//! Calls on the PFS that a drain makes with the rights of who wrote.
+//! Calls on the PFS that a drain makes with the rights of the writer.
 //!
 //! Invariants: the writer is tried first: where the PFS refuses root (root_squash) nobody else may. What takes the
 //! place of another file never has that one's mode. Called by `publish` and `resolve`.

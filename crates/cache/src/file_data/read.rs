@@ -1,6 +1,6 @@
 //! Reading: hits from flash, misses fetched from the PFS ([`super::super::fills`]) in whole blocks, once for all readers.
 //!
-//! Invariant: what cannot be kept on flash is read past it, block by block. Called for FUSE reads, and by who copies a file.
+//! Invariant: what cannot be kept on flash is read past it, block by block. Called for FUSE reads, and by copies of a file.
 
 use super::super::file::CacheFile;
 use super::super::fills::{FETCH_BLOCKS_MAX, PIECE_BLOCKS};

@@ -1,4 +1,4 @@
-//! A cache over two servers in one process, killed at each of its steps: what was acknowledged is there under
+//! A cache over two servers in one process, killed at each failpoint: what was acknowledged is there under
 //! the names that it has, drains to them, and nothing is left beside it.
 
 use super::*;

@@ -1,4 +1,4 @@
-//! A server killed at each of its steps: no acknowledged byte is lost, what the PFS gets is what was
+//! A server killed at each failpoint: no acknowledged byte is lost, what the PFS gets is what was
 //! written, and nothing is left beside it.
 
 use super::super::map::BLOCK_BYTES;

@@ -1,4 +1,4 @@
-//! Flash that somebody cleans: data that is gone and not on the PFS is told to be lost, by file, and never drained as
+//! Flash that somebody cleans: data that is gone and not on the PFS is reported as lost, by file, and never drained as
 //! something else; what the PFS has is fetched again.
 
 use super::super::map::BLOCK_BYTES;

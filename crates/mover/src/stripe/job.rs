@@ -4,7 +4,7 @@
 //! Invariants: a job writes nothing before the server that asked has said that it waits for it, so a
 //! question that comes late, or twice, begins nothing; it is in the list before it asks, so who stops
 //! waiting and then ends it finds it. Nothing is kept on flash: a server that was started anew knows no
-//! job, and the file is copied anew by who asked. A job that nobody asks about for
+//! job, and the lead copies the file anew. A job that nobody asks about for
 //! [`JOB_SILENCE_MAX`] stops by itself.
 
 use super::super::engine::{Mover, Shared};

@@ -3,7 +3,7 @@
 //!
 //! A CRC is linear: that of a file is the CRC of as many zeros, xor what each part adds to it; what a
 //! part adds depends on its own bytes and where in the file they are. So each server adds up its own
-//! part in the order in which it reads it, and who asked for the parts xors one number of each.
+//! part in the order in which it reads it, and the lead xors one number of each.
 //! Called by `part` with every piece, by `lead` at the end.
 
 use super::super::copy::{join, zeros_crc};

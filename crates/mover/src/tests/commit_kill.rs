@@ -1,4 +1,4 @@
-//! A server killed at each step of a commit and before each call on the PFS: readers see the old
+//! A server killed at each failpoint of a commit and before each call on the PFS: readers see the old
 //! tree or the new one all the time, and the next server brings the commit to its end or undoes it.
 
 use super::commit::{check_manifest, commit_spec, names, read_held, read_versioned};

@@ -1,4 +1,4 @@
-//! Servers of one plan as processes, joined by sockets, each killed at every point between two steps
+//! Servers of one plan as processes, joined by sockets, each killed at every failpoint
 //! of its work: the plan goes on with the next one, ends once, whole, and leaves nothing.
 
 use super::dir_tree::DirTree;

@@ -1,5 +1,5 @@
-//! Servers of a buffer with striped files as processes, joined by sockets, each killed at every point
-//! between two steps of a part: the plan goes on with the next server, ends once, whole, and leaves
+//! Servers of a buffer with striped files as processes, joined by sockets, each killed at every failpoint
+//! of the copy of a part: the plan goes on with the next server, ends once, whole, and leaves
 //! nothing.
 
 use super::over_rig::{SERVERS, Server, answer, begin, make_wide, open_server};

@@ -1,8 +1,8 @@
 //! Attributes of inodes: what a record and the file's data show together, and changing them (`set`).
 //!
 //! Invariant: a regular file's size, data times and blocks are its object's; the record holds the rest. An object that is
-//! missing although the record says there is one is told as lost (EIO), and never made anew here.
-//! Asked by all operations.
+//! missing although the record says there is one is reported as lost (EIO), and never made anew here.
+//! Called by all operations.
 
 mod set;
 

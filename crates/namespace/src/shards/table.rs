@@ -1,8 +1,8 @@
 //! The operations over shards that are under way at this shard: what it has decided, prepared, done and given up.
 //!
 //! Invariants
-//! * A number is in `working` until it is in `intents` or was given up; who asks for it in between
-//!   hears that it is being worked at.
+//! * A number is in `working` until it is in `intents` or was given up; a question for it in between
+//!   is answered that it is being worked at.
 //! * What is on record here is in the table, and the other way round, but for the moment between a
 //!   commit and its note.
 //! * The table's lock is taken under the writer's lock or alone; nothing else is taken under it.

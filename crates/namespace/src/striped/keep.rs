@@ -1,5 +1,5 @@
-//! What has to be done later for striped files, because another server is away or this one was
-//! killed: the lists of it. A thread of its own does it (`upkeep`), and sleeps when there is nothing.
+//! Deferred work on striped files, because another server is away or this one was
+//! killed: the lists of it. A thread of its own does the work (`upkeep`), and sleeps when there is nothing.
 //!
 //! | what | known after a kill by | done |
 //! | --- | --- | --- |

@@ -5,7 +5,7 @@
 //! | `stripes` | the objects, here and on other servers, and all of a file together |
 //! | `logged` | files that are written as logs: the index, bringing together |
 //! | `file` | a file as a whole, at the server of its inode: size, times, data through this server |
-//! | `keep`, `upkeep` | what has to be done later: removals, interrupted changes, objects without a file |
+//! | `keep`, `upkeep` | deferred work: removals, interrupted changes, objects without a file |
 //!
 //! Each uses those above it, but for the thread of `upkeep`, which uses all.
 //!

@@ -1,4 +1,4 @@
-//! The thread that does what was put off for striped files ([`Keep`]): settles changes, removes objects, brings logs
+//! The thread that does the deferred work on striped files ([`Keep`]): settles changes, removes objects, brings logs
 //! together, and looks through objects here whose files may be no more.
 //!
 //! Invariant: an object is removed only when its inode's server has removed the file, or has no record of it.

@@ -1,5 +1,5 @@
 //! `BufferTree` for the namespace: what the mover does, checked for its requester as the kernel
-//! would check it, and told to caching clients.
+//! would check it, with invalidations for clients that cache.
 //!
 //! | module | what it does |
 //! | --- | --- |

@@ -1,5 +1,5 @@
 //! What the page draws: samples of the last hour, taken one after the other, the oldest give way. In a pool a sample
-//! has the parts of buffers on all servers that answer.
+//! has the shards of buffers on all servers that answer.
 
 use super::Shared;
 use forebay_proto::latency::LATENCY_BOUNDS_NS;

@@ -1,7 +1,7 @@
 //! A small HTTP server that shows what a process counts, where it was told to listen: `/metrics`
 //! for Prometheus, `/healthz`, `/history.json`, and at `/` a page that draws them.
 //!
-//! Invariants: it only reads; no secret is in what it shows; who connects takes a place of at
+//! Invariants: it only reads; no secret is in what it shows; a connection takes a place of at
 //! most [`HTTP_CONNECTIONS_MAX`], for at most [`REQUEST_WAIT`] and [`ANSWER_WAIT`], and delays
 //! nobody but others who look at metrics. One request for each connection: scrapers and one page
 //! need no more.

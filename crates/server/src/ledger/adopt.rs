@@ -1,10 +1,10 @@
 //! What a leader that took over learns of the pool's buffers: the old leader's record is gone, and each
-//! other server tells of its parts. They are enough, for a buffer is on its leader's record before any
-//! of its parts is made, and until all are gone: a part that is there is of a buffer that is there, and a
-//! buffer of which a living server has no part was being made or destroyed. A buffer that had parts on
+//! other server tells of its shards. They are enough, for a buffer is on its leader's record before any
+//! of its shards is made, and until all are gone: a shard that is there is of a buffer that is there, and a
+//! buffer of which a living server has no shard was being made or destroyed. A buffer that had shards on
 //! lost servers only is gone with them.
 //!
-//! Invariant: parts are told by a server that follows the new leader on record, so the old one
+//! Invariant: shards are told by a server that follows the new leader on record, so the old one
 //! changes them no more. Nothing is made while one has not told.
 
 use super::record::{BufferRecord, LedgerFile, PartRecord, RecordState};

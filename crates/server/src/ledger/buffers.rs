@@ -1,8 +1,8 @@
 //! The buffers of the pool, as its leader makes, extends, destroys and shows them.
 //!
-//! Invariants: the leader has a buffer on record before any of its parts is made, and until all are gone; one change of a
-//! buffer at a time has its turn. What a kill or a server's absence has left is settled: by the start where no other server is
-//! needed for it, else in rounds. Asked by the ledger. docs/internals/LEDGER.md.
+//! Invariants: the leader has a buffer on record before any of its shards is made, and until all are gone; one change of a
+//! buffer runs at a time (`turn`). What a kill or a server's absence has left is settled: by the start where no other server is
+//! needed for it, else in rounds. Called by the ledger. docs/internals/LEDGER.md.
 
 mod create;
 mod destroy;

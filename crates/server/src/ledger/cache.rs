@@ -1,6 +1,6 @@
 //! What is asked of a cache without a mount, of all servers that have something of it.
 //!
-//! Invariant: files of a cache are flushed, fetched and looked at with the rights of who asks. Called by `route`.
+//! Invariant: files of a cache are flushed, fetched and looked at with the rights of the requester. Called by `route`.
 
 use super::cache_spec::share_of;
 use super::errors::{absent, of};

@@ -1,4 +1,4 @@
-//! Buffers that are to cache a PFS directory: who may have one over which directory, and how a part caches.
+//! Buffers that are to cache a PFS directory: who may have one over which directory, and how a shard caches.
 //!
 //! Invariant: a server with the rights of root caches nothing for a user that this user could not list
 //! themselves, nor anything outside the roots that it was started with. Called by `create`, `parts`.

@@ -2,7 +2,7 @@
 //!
 //! The record is told of each change after the ledger's file has it, by comparing the two: so
 //! what a kill has kept from being told is told by the next start. The leader of a pool tells of its
-//! buffers, other servers of their parts. Told by `record_store`; `history` answers questions from it.
+//! buffers, other servers of their shards. Called by `record_store`; `history` answers questions from it.
 
 use super::record::{LedgerFile, RecordState};
 use super::{Identity, ServedBuffer};

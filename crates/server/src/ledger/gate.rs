@@ -1,4 +1,4 @@
-//! The ledger at the door: whose secret is which, who a connection is, which sessions it gets.
+//! Access control of the ledger: whose secret is which, who a connection is, which sessions it gets.
 //! What the listener ([`crate::net`]) asks.
 
 use super::errors::{absent, of};

@@ -1,6 +1,6 @@
 //! Questions about what happened to buffers: to one that is served, to one that is gone, and at this server.
 //!
-//! Each server answers of itself, and names the others that have records of a buffer. Asked by `route`.
+//! Each server answers of itself, and names the others that have records of a buffer. Called by `route`.
 
 use super::Identity;
 use super::errors::absent;

@@ -1,6 +1,6 @@
-//! Who asks the ledger, as the connection has made sure, and what they may.
+//! The requester of the ledger, as the connection has verified it, and what it may do.
 //!
-//! | identity | made sure by | may |
+//! | identity | verified by | may |
 //! | --- | --- | --- |
 //! | superuser | SO_PEERCRED says root or the server's own user; or the server's key | everything |
 //! | user | SO_PEERCRED, or a MUNGE credential | make buffers; everything with their own |

@@ -1,11 +1,11 @@
 //! Membership of the pool. The leader has the servers on record; a member has what the leader told last,
-//! so that it can serve its parts, and say where the others are, while the leader is away.
+//! so that it can serve its shards, and say where the others are, while the leader is away.
 //!
 //! Here is what a member does: it announces itself at each start; that is how it joins, and how the others learn where
 //! it is now; and it follows the leader that it hears of. `leader` is the other side, `take_over` makes a member the leader.
 //!
-//! Invariants: each server keeps the greatest term on record that it was told (`take_over`); what the leader says is on
-//! record before it is followed. Asked by the ledger: for questions of other servers, by its rounds, and for commands.
+//! Invariants: each server keeps the greatest term (pool, epoch, leader) on record that it was told (`take_over`); what the leader says is on
+//! record before it is followed. Called by the ledger: for questions of other servers, by its rounds, and for commands.
 
 mod leader;
 mod take_over;

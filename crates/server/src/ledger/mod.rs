@@ -21,7 +21,7 @@
 //! Invariants: what memory says of a buffer is what the file on flash says; capacity is taken on
 //! record before a store gets it, and given back on record after the store has lost it, so that
 //! the stores on flash never hold more than the record says, whenever the process is killed. The
-//! leader has a buffer on record before any of its parts is made, and until all are gone.
+//! leader has a buffer on record before any of its shards is made, and until all are gone.
 //! `forebay serve` opens it, sessions and the listener ask it. docs/internals/LEDGER.md.
 
 mod adopt;

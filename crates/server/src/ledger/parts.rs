@@ -1,8 +1,8 @@
-//! What this server has of buffers: making, growing and removing its parts, asked by the pool's
+//! What this server has of buffers: making, growing and removing its shards, asked by the pool's
 //! leader (which may be this server), and serving them.
 //!
 //! Invariants: by the ledger's rule capacity is on record before the store has it and until after the store is
-//! gone; a part is served only while it is ready on record. Everything can be asked twice. docs/internals/LEDGER.md has what
+//! gone; a shard is served only while it is ready on record. Everything can be asked twice. docs/internals/LEDGER.md has what
 //! a kill leaves. Callers: the changes of buffers, the servers of the pool, and all who ask for a buffer that is served.
 
 mod settle;

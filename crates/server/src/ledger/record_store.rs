@@ -2,7 +2,7 @@
 //!
 //! Invariants: what memory says is what the registry has; nobody changes it but by a commit, under the lock that all readers
 //! take. Of the ledger's locks this one is taken first: others are taken below it, never above (but for what `figures` saw
-//! last). Asked by all parts of the ledger.
+//! last). Called by all parts of the ledger.
 
 use super::Identity;
 use super::errors::not_theirs;

@@ -1,6 +1,6 @@
-//! Who answers a question to the ledger, of a client or of another server. Any server may be asked: what is about the pool is the
-//! leader's, what is about a buffer's files is the server's of its first part. A question is passed
-//! on with the identity of who asked, once, or twice by way of the leader.
+//! Which server answers a question to the ledger, of a client or of another server. Any server may be asked: what is about the pool is the
+//! leader's, what is about a buffer's files is the server's of its first shard. A question is passed
+//! on with the identity of the requester, once, or twice by way of the leader.
 
 use super::errors::absent;
 use super::{Identity, Ledger, stage};

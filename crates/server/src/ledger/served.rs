@@ -1,4 +1,4 @@
-//! A part of a buffer that is served now: its server, and who uses it.
+//! A shard of a buffer that is served now: its server, and who uses it.
 //!
 //! Held by the ledger and by everyone who serves calls on it. The ledger closes or destroys it
 //! only after [`BufferUser::end`], and waits then for the others to let go of it.

@@ -1,7 +1,7 @@
 //! The servers of the pool, this one among them: who and where they are, and how they are asked.
 //!
 //! Invariants: the directory says of each server on record what the record says; a question to another server carries the
-//! leader that this one goes by, and has a limit. Asked by all that is about more than this server alone.
+//! leader that this one goes by, and has a limit. Called by all that is about more than this server alone.
 
 use super::parts::Parts;
 use super::record::LedgerFile;

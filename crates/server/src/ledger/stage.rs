@@ -1,4 +1,4 @@
-//! Staging without a mount: the questions go to the buffer's mover, with the rights of who asks.
+//! Staging without a mount: the questions go to the buffer's mover, with the rights of the requester.
 
 use super::errors::of;
 use super::parts::Parts;

@@ -1,6 +1,6 @@
-//! One change of one buffer at a time: who changes a buffer or a part has its turn until the change has ended.
+//! One change of one buffer at a time: a lock for each buffer and each shard (a *turn*), which a change holds until it has ended.
 //!
-//! Invariants: of one buffer, and of one part, at most one turn is taken; none is taken after [`Turns::close`]. The lock here
+//! Invariants: of one buffer, and of one shard, at most one turn is taken; none is taken after [`Turns::close`]. The lock here
 //! is held for no call. Taken by `parts` and by the changes of buffers; closed by [`super::Ledger::close`].
 
 use super::TURN_WAIT;

@@ -1,12 +1,12 @@
 //! Places for connections that have not proven yet who they are.
 //!
-//! Somebody who connects and says nothing must not keep out who has something to say. So a newcomer
+//! A peer that connects and says nothing must not keep others out. So a newcomer
 //! always gets a place: when all are taken, the oldest greeting of the address that has most gives way.
-//! Who comes from another address is not touched by it, and who comes from the same one has as long as it
+//! A peer from another address is not touched by it, and one from the same address has as long as it
 //! takes that address to make [`MAX_GREETING`] connections more: a greeting is over in milliseconds.
 //!
 //! Invariants: at most [`MAX_GREETING`] places are taken of each kind of socket, and the kinds do not
-//! take each other's: what comes over the network cannot keep out who is on this node. Who gave way is told
+//! take each other's: what comes over the network cannot keep out peers on this node. A peer that gave way is told
 //! so, and can try again. Called by `conn`.
 
 use forebay_net::{Stream, peer};

@@ -5,7 +5,7 @@
 //! server that greets with another identity than the expected one. A connection that broke is
 //! dropped, the next question makes a new one; so nothing has to be told of a server's restart.
 //!
-//! Why a server does not answer is kept ([`Silence`]) for who is to be told. Who only asks how it is ([`Links::ask_soon`])
+//! Why a server does not answer is kept ([`Silence`]) for error messages. A caller that only asks how it is ([`Links::ask_soon`])
 //! does not wait again and again for one that was silent a moment ago, nor for a process that is stopped.
 //!
 //! [`Links`] is one for a process (the ledger's); [`BufferPeers`] shows it to one buffer.

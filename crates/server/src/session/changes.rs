@@ -1,10 +1,10 @@
-//! Changes: whose turn it is, what must be recalled before they are made, and who is told afterwards.
+//! Changes: the locks that order them, the recalls before them, and who is told afterwards.
 //!
 //! Invariants
-//! * What is changed nobody else believes while it is changed: leases on it are taken back before, and none is given until the
+//! * Nobody else has a lease on what is being changed: leases on it are recalled before, and none is given until the
 //!   end ([`Changing`]).
-//! * Turns are taken in one order: of directories, then the recall, then of the size of a file.
-//! * No lock but the turn of a directory is held while a client is waited for.
+//! * Locks are taken in one order: the order locks of directories, then the recall, then the lock of the size of a file.
+//! * No lock but the order lock of a directory is held while a client is waited for.
 //!
 //! Called by all handlers of calls that change something, by changes over shards ([`super::shard_calls`]) and by those that the
 //! server makes itself ([`ServerChanges`]).

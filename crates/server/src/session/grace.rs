@@ -4,7 +4,7 @@
 //! lease is over by its own clock, and holds files that have no name any more. So the clients
 //! are listed in a file; a server that finds some makes no change and frees no file without a
 //! name until all of them have attached anew or a lease's time has passed (the *grace*). Time in which this process did
-//! not run does not count: who came back meanwhile waits to be heard.
+//! not run does not count: a client that came back meanwhile waits to be heard.
 
 use super::{SWEEP, held_up};
 use forebay_proto::net::session::ClientId;

@@ -1,7 +1,7 @@
 //! What sessions hold references to: inodes of a namespace, or of a cache.
 //!
 //! A cache keeps its data in a namespace too, whose inodes no mount ever sees: so what a mount
-//! holds must never be asked of that one. Asked by all of `session`.
+//! holds must never be asked of that one. Called by all of `session`.
 
 use forebay_cache::CacheFs;
 use forebay_interfaces::references::References;

@@ -1,6 +1,6 @@
-//! The locks of all mounts of a buffer, and whose others got while their mount was away.
+//! The locks of all mounts of a buffer, and which were reassigned while their mount was away.
 //!
-//! Invariant: what others got of a mount that is away is on record ([`super::taken`]) before they are answered; the record
+//! Invariant: that a lock of a mount that is away was reassigned is on record ([`super::taken`]) before its new holder is answered; the record
 //! and the table forget a mount together. Calls on locks are [`super::lock_calls`].
 
 use super::Session;

@@ -3,11 +3,11 @@
 //! | module | what it does |
 //! | --- | --- |
 //! | `mount`, `table` | one mount, and which are attached |
-//! | `locks`, `taken` | locks of all mounts, and those that others got while their mount was away, for the next start |
+//! | `locks`, `taken` | locks of all mounts, and those that were reassigned while their mount was away, for the next start |
 //! | `grace` | clients of an earlier start of the server |
 //! | `teardown` | how a session ends |
 //! | `grants` | references, leases and objects that sessions are given |
-//! | `changes`, `order`, `sizes` | turns of changes, recalls before them, who is told afterwards |
+//! | `changes`, `order`, `sizes` | locks that order changes, recalls before them, who is told afterwards |
 //! | `stack` | makes these, from the bottom up |
 //! | `buffer_type` | what differs between types of buffer; `scratch`, `cached` are the types |
 //! | `calls`, `lock_calls`, `reclaims`, `names`, `reply` | from a call to its answer: what all types share |

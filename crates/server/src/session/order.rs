@@ -1,4 +1,4 @@
-//! Turns of directories: changes of one directory are made one after the other.
+//! The order locks of directories: changes of one directory are made one after the other.
 //!
 //! Invariant: a directory waits for itself only. Held by [`super::changes`].
 

@@ -1,7 +1,7 @@
-//! Turns on the data of a file, so that what a kill leaves of a call that changes a size can be
+//! Locks on the data of a file, shared or exclusive, so that what a kill leaves of a call that changes a size can be
 //! told from what others did.
 //!
-//! An append and a change of size have a file's data alone, from writing down what they are about
+//! An append and a change of size hold the lock of a file's data alone, from writing down what they are about
 //! to do to writing down that it is done; all other calls that change data, and those that let a
 //! kernel change it itself, go on together.
 

@@ -1,7 +1,7 @@
 //! Which mounts are attached, and the slots of those that were.
 //!
 //! Invariants: one lock, under which nobody is waited for; after [`SessionTable::close`] no session begins, and the slots of
-//! clients are kept for the next start. Asked by all of `session`.
+//! clients are kept for the next start. Called by all of `session`.
 
 use super::{MAX_SESSIONS, Session};
 use forebay_lease::slots::{OldClients, Slots};

@@ -1,6 +1,6 @@
-//! Locks that others got while their mount was away, over starts of the server.
+//! Locks that were reassigned while their mount was away, over starts of the server.
 //!
-//! The table of locks knows whose locks somebody else got since their session ended; a server that starts anew knows nothing. So
+//! The table of locks knows whose locks were reassigned since their session ended; a server that starts anew knows nothing. So
 //! this is on record before who got such a lock is answered: a mount that was cut off and comes back to the next start is told that
 //! it has lost its locks on that file. A mount that did not come back in time to one start has lost all of them at the next.
 //!

@@ -1,4 +1,4 @@
-//! Sessions without sockets: a server that is killed between the steps of a call, and the same
+//! Sessions without sockets: a server that is killed at the failpoints of a call, and the same
 //! call repeated at the next start.
 
 use super::*;

@@ -1,6 +1,6 @@
 //! Random operations over three shards against a model, with servers killed in between.
 //!
-//! And the same with messages that are lost, late, repeated and out of order ([`super::world`]'s weather): what is
+//! And the same with messages that are lost, late, repeated and out of order (the faults that [`super::world`] injects): what is
 //! acknowledged is done once, what failed is not done, and as soon as messages arrive again nothing of it is left.
 //!
 //! `FOREBAY_TEST_SHARDS_SEED` replays one seed, `FOREBAY_TEST_SHARDS_STEPS` makes it longer, `FOREBAY_TEST_SHARDS_SEEDS` says

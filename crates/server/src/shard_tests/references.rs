@@ -1,5 +1,5 @@
-//! References and opens in bad weather: a client looks up, lists, opens and lets go while names change under it, messages
-//! are lost and late, and servers are killed ([`super::world`]'s weather). Whenever messages arrive again, each server counts what
+//! References and opens under faults: a client looks up, lists, opens and lets go while names change under it, messages
+//! are lost and late, and servers are killed (the faults that [`super::world`] injects). Whenever messages arrive again, each server counts what
 //! the client holds; and when that has let go of everything nothing is counted, nothing is prepared, and no inode without a
 //! name is left.
 //!

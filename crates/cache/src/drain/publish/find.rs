@@ -1,6 +1,6 @@
 //! The PFS file of a cached one: where it is now, and whether it still is what the base says.
 //!
-//! Invariants: what has another key is another file; who finds nothing while we change names ourselves looks again, and
+//! Invariants: what has another key is another file; a drain that finds nothing while we change names ourselves looks again, and
 //! calls it no conflict; a name of ours counts for nobody. Called by `publish`.
 
 use super::super::super::data_servers::NowAt;

@@ -1,4 +1,4 @@
-//! What a drain that did not come to its end has beside a file: it is removed, or is the file already.
+//! The temporary file of a drain that did not come to its end: it is removed, or is the file already.
 //!
 //! Invariant: the record tells of a temporary until it is gone from the PFS or in the list of what is
 //! to be removed later (`pfs_leftovers`). Called by the drain's workers, when a file has lost its last name, and

@@ -1,4 +1,4 @@
-//! Questions of other shards, and what they are answered.
+//! The answers to questions of other shards.
 
 use super::Coordinator;
 use forebay_proto::net::servers::{NamesQuestion, NamesReply, TxnId};

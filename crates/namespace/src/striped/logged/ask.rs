@@ -4,8 +4,8 @@
 //! Invariants
 //! * A mount that was asked says when all of its log is published, and asks before it writes there again. So a log that
 //!   is clean has nothing that others do not see.
-//! * What mounts said may come twice and late: each has a turn, and an older one changes nothing. So may what they are asked: the turn
-//!   that was heard of tells them whether they have answered it.
+//! * Answers of mounts may come twice and late: each has a sequence number, and an older one changes nothing. So may questions: each
+//!   has the last number that was heard, which tells a mount whether it has answered.
 //! * Who waits here holds no lock that a publication needs.
 
 use super::{Asked, LoadedIndex, LoggedFiles, Published};

@@ -2,7 +2,7 @@
 //!
 //! Invariants
 //! * An object is made only with the leave of the inode's server, and not after that server had it
-//!   removed: who makes one is entered in [`Making`] before it asks, and a removal finds it there.
+//!   removed: a call that makes one is entered in [`Making`] before it asks, and a removal finds it there.
 //! * Changes asked for by another server are done one at a time for a file, and one that is older
 //!   than the last is refused ([`Late`]): it was asked for again meanwhile.
 

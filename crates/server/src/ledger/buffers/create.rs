@@ -1,5 +1,5 @@
-//! Making a buffer, by the pool's leader: the buffer and the servers of its parts on record, then
-//! the parts, then `ready` on record. Asked again with the same token and spec: the same buffer,
+//! Making a buffer, by the pool's leader: the buffer and the servers of its shards on record, then
+//! the shards, then `ready` on record. Asked again with the same token and spec: the same buffer,
 //! also when the first attempt got half way.
 
 use super::Buffers;

@@ -1,4 +1,4 @@
-//! Destroying a buffer, by the pool's leader: `destroying` on record, its parts removed by their
+//! Destroying a buffer, by the pool's leader: `destroying` on record, its shards removed by their
 //! servers (mounts ended, store removed), then off the record. From the first step on there is no
 //! way back: what could not be reached is removed when its server is back.
 

@@ -1,4 +1,4 @@
-//! A larger capacity for a buffer in use: on record first, then each part at its server. What was
+//! A larger capacity for a buffer in use: on record first, then each shard at its server. What was
 //! killed half way is finished by the leader's next start, or by the same request again.
 
 use super::Buffers;

@@ -1,5 +1,5 @@
 //! What the leader does for its members: takes announcements, tells of changes, and gives servers up that will not come
-//! back: what their parts held is lost, says so at once, and holds nothing up any more.
+//! back: what their shards held is lost, says so at once, and holds nothing up any more.
 
 use super::{Members, refuse};
 use crate::ledger::Identity;

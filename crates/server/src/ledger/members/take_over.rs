@@ -3,12 +3,12 @@
 //! | step | killed after it |
 //! | --- | --- |
 //! | 1 nobody hears the old leader, all others answer | nothing was changed |
-//! | 2 record of the new leader: it is the leader, with the next epoch; the old one is lost; its own parts' buffers; who has not told yet | its next start goes on with 3 |
-//! | 3 each other server: follows it on record, then tells of its parts | told again, tells again |
+//! | 2 record of the new leader: it is the leader, with the next epoch; the old one is lost; its own shards' buffers; who has not told yet | its next start goes on with 3 |
+//! | 3 each other server: follows it on record, then tells of its shards | told again, tells again |
 //! | 4 record of the new leader: those buffers (`adopt`) | the server is asked again |
 //!
-//! Fencing: each server keeps the greatest term on record that it was told; a leader with an earlier one is
-//! told who keeps the pool, and nothing is done for it. The old leader then starts over as a
+//! Fencing: each server keeps the greatest term (pool, epoch, leader) on record that it was told; a leader with a smaller one is
+//! told who leads the pool, and nothing is done for it. The old leader then starts over as a
 //! new member (`members`). docs/internals/LEDGER.md.
 
 use super::Members;

@@ -1,4 +1,4 @@
-//! The start of a server: each part on record is served again, or what a kill has left of it is
+//! The start of a server: each shard on record is served again, or what a kill has left of it is
 //! finished or undone.
 
 use super::Parts;

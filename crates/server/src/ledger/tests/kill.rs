@@ -1,4 +1,4 @@
-//! A server killed at each of its steps: what was begun is finished or undone by the next start,
+//! A server killed at each failpoint: what was begun is finished or undone by the next start,
 //! capacity on record is what the stores on flash have, and nothing is left over.
 
 use super::*;

@@ -1,4 +1,4 @@
-//! Several servers as one pool, in one process over real sockets: joining, buffers in parts, a
+//! Several servers as one pool, in one process over real sockets: joining, buffers in shards, a
 //! server that is away, one that is gone for good.
 
 use super::*;

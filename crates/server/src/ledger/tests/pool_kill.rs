@@ -1,4 +1,4 @@
-//! A pool of two servers, one of them killed at each of its steps, the leader or the member: what
+//! A pool of two servers, one of them killed at each failpoint, the leader or the member: what
 //! was begun is finished or undone when it is back, and who asks again gets what was asked for.
 
 use super::pool::{Node, eventually, flash_of, parts_on, wide};

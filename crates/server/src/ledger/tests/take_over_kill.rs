@@ -1,5 +1,5 @@
-//! A take-over, with the new leader, another server, or the old leader that comes back killed at each step;
-//! and the old leader killed at each step of its work: the pool is whole afterwards, nothing is left over.
+//! A take-over, with the new leader, another server, or the old leader that comes back killed at each failpoint;
+//! and the old leader killed at each failpoint of its work: the pool is whole afterwards, nothing is left over.
 
 use super::pool::{Node, eventually, flash_of, parts_on, wide};
 use super::take_over::take_over;

@@ -1,7 +1,7 @@
 //! Calls on a cache's names, which are the PFS's.
 //!
-//! As in `scratch::names`: every change takes its directory's turn, finds which inodes it is about, recalls
-//! what others believe of them, and is then made. The PFS keeps no record of who asked for what, so a
+//! As in `scratch::names`: every change takes its directory's order lock, finds which inodes it is about, recalls
+//! the leases of others on them, and is then made. The PFS keeps no record of who asked for what, so a
 //! change of names is written down before and after ([`super::journal`]).
 
 use super::journal::{ChangeJournal, NOTHING};

@@ -1,7 +1,7 @@
 //! What a mount may ask of a cache whose kernel is not believed.
 //!
 //! Where a mount shows the server's key, or is root's on the server's node, its kernel judges who may do
-//! what, as for any file system, and calls carry who asks. A user's mount, or one with a buffer's secret, could
+//! what, as for any file system, and calls carry the requester. A user's mount, or one with a buffer's secret, could
 //! be any program: its calls have the rights of one user (`Session::acts_as`), and here each is held
 //! to what this user may do on the PFS: nothing is reached but by names that were looked up as this user,
 //! no data is read or written but of files that were opened so; what it says to hold from before a restart is

@@ -1,7 +1,7 @@
 //! Calls on names of a scratch buffer: lookup, creation, removal, rename, links, listings.
 //!
-//! Every change takes its directory's turn, finds which inodes it is about, recalls what others
-//! believe of them, and is then made.
+//! Every change takes its directory's order lock, finds which inodes it is about, recalls the leases of others
+//! on them, and is then made.
 
 use super::striped::StripedOpens;
 use super::take::ScratchTakes;

@@ -1,4 +1,4 @@
-//! What becomes of messages, by a seed: between servers, and between the client and its servers.
+//! Injects faults into messages, by a seed: between servers, and between the client and its servers.
 //!
 //! No more and no less than connections do (`net::links`, `net::conn`, the client's `remote::peer`), but one at a time:
 //!
