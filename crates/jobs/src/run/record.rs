@@ -525,13 +525,13 @@ mod tests {
         fs::create_dir(&dir).expect("mkdir");
         note_elsewhere(flash.path(), &dir).expect("noted");
         let here = make_job_dir(flash.path(), "job-1-3").expect("make");
-        assert_eq!(dirs_elsewhere(flash.path()), [dir.clone()]);
+        assert_eq!(dirs_elsewhere(flash.path()), std::slice::from_ref(&dir));
         // What has no record is old enough to be removed, and what a link leads to is none of that.
         fs::create_dir(dir.join(MOUNT_NAME)).expect("mkdir");
         remove_unborn(flash.path(), SystemTime::now() + UNBORN_AGE * 2);
         assert!(dir.join(MOUNT_NAME).exists() && !here.exists());
         forget_elsewhere(flash.path(), &work.path().join("job-1-2-3"));
-        assert_eq!(dirs_elsewhere(flash.path()), [dir.clone()]);
+        assert_eq!(dirs_elsewhere(flash.path()), std::slice::from_ref(&dir));
         forget_elsewhere(flash.path(), &dir);
         assert!(dirs_elsewhere(flash.path()).is_empty() && dir.exists());
     }
