@@ -293,5 +293,5 @@ fn random_operations_over_shards_agree_with_the_model_whoever_is_killed() {
 
 #[test]
 fn random_operations_over_shards_agree_with_the_model_whatever_becomes_of_messages() {
-    over_seeds(variable("FOREBAY_TEST_WEATHER_SEEDS").unwrap_or(120), run_in_bad_weather);
+    over_seeds(variable("FOREBAY_TEST_WEATHER_SEEDS").unwrap_or(200), run_in_bad_weather);
 }
