@@ -375,6 +375,15 @@ impl Links {
             .is_some_and(|noted| noted.why >= Silence::Silent && noted.at.elapsed() < SILENT_FOR);
         let limit = if was_silent { again } else { limit };
         let wait = Wait { limit, greeting: limit, soon: true, again: was_silent };
+        let until = Instant::now() + limit;
+        // Connections that are kept may be broken, all of them, which is seen only when they are used: then a new one is made.
+        for _ in 0..MAX_IDLE {
+            match self.ask_waiting(server, question, &[], &mut Vec::new(), wait) {
+                Err(Errno::ETIMEDOUT)
+                    if self.silence(server).is_none() && Instant::now() < until => {}
+                answer => return answer,
+            }
+        }
         self.ask_waiting(server, question, &[], &mut Vec::new(), wait)
     }
 
@@ -420,8 +429,11 @@ impl Links {
             }
             Err(error) => {
                 tracing::debug!(%server, %error, "a question to a server has no answer");
-                if error.is_timeout() {
-                    let why = self.why_silent(server, &error, process);
+                // A connection that broke says nothing of why; a process that is stopped does.
+                let is_late = error.is_timeout();
+                let error = if is_late { error } else { timed_out() };
+                let why = self.why_silent(server, &error, process);
+                if is_late || matches!(why, Silence::Stopped(_)) {
                     line.state.lock().note_silence(why, &wait);
                 }
                 Err(Errno::ETIMEDOUT)
