@@ -159,7 +159,7 @@ pub(crate) fn describe(what: &str, address: &ServerAddress, error: LinkError) ->
                     told.hint("is `forebay serve` running there?")
                 }
                 std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
-                    silent(&what, address, server_process::seen_stopped_at(address))
+                    silent(&what, address, server_process::seen_stopped_at_last(address))
                 }
                 _ => told,
             }

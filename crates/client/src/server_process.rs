@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 pub use forebay_net::peer::{ARE_STOPPED, is_stopped};
 
-/// Pause between the two looks of [`must_run`].
+/// Pause between the two looks of [`must_run`] and [`seen_stopped_at_last`].
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 
 /// The id of the process that listens at the other end; `None` if it is in another PID namespace.
@@ -136,6 +136,19 @@ pub fn seen_stopped_at(address: &ServerAddress) -> Option<u32> {
     }
 }
 
+/// The same for the error that ends a wait, which is the last that is said: one that is not seen is looked at again.
+pub fn seen_stopped_at_last(address: &ServerAddress) -> Option<u32> {
+    at_second_look(|| seen_stopped_at(address))
+}
+
+fn at_second_look(mut look: impl FnMut() -> Option<u32>) -> Option<u32> {
+    if let Some(pid) = look() {
+        return Some(pid);
+    }
+    std::thread::sleep(SECOND_LOOK);
+    look()
+}
+
 /// Connects to the control socket of a store.
 pub(crate) fn open_socket(store_dir: &Path) -> io::Result<UnixStream> {
     with_short_path(&store_dir.join(SOCKET_NAME), |path| UnixStream::connect(path))
@@ -173,6 +186,15 @@ pub fn stopped(what: &str, store_dir: &Path, pid: u32) -> ControlError {
 mod tests {
     use super::*;
     use std::process::Command;
+
+    #[test]
+    fn a_stopped_process_that_the_first_look_does_not_see_is_seen_by_the_second() {
+        let mut looks = [None, Some(9)].into_iter();
+        assert_eq!(at_second_look(|| looks.next().flatten()), Some(9));
+        let mut looks = [Some(8), None].into_iter();
+        assert_eq!(at_second_look(|| looks.next().flatten()), Some(8));
+        assert_eq!(at_second_look(|| None), None);
+    }
 
     #[test]
     fn a_process_is_waited_for_until_it_is_gone_and_not_for_ever() {

@@ -363,6 +363,11 @@ fn an_unmount_of_a_cache_whose_server_was_killed_says_that_it_stays_mounted_and_
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(table.contains(&format!(" {point} ")), "{how:?}: {table}");
     }
+    let (ok, said) = try_run_for(served.forebay(&["wait"]).arg(&root), LIMIT);
+    assert!(!ok && said.contains("Connection refused"), "{said}");
+    let wanted =
+        format!("start the server again (`forebay serve`): the mount {point} goes on by itself");
+    assert!(said.contains(&wanted), "no {wanted:?} in: {said}");
     // What it says works: the server has what is not drained, and drains it.
     served.umount(0, &["--force"]).unwrap();
     served.start_server();

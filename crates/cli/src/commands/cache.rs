@@ -129,13 +129,14 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let (mut cached, path, mount) = connect_until(&args.path, &args.at, "drain", until)?;
     let served = mount.filter(|mount| state_dir::record(&mount.store_dir).is_some());
+    let point = served.as_ref().map(|mount| mount.mount_point.clone());
     let silent = served.map(|mount| (Who::silent(&mount.store_dir, until), mount));
     let what = (WaitFor::WrittenBefore, !args.no_flush);
     let mut newest = None;
     let waited = drain_noting(&mut cached, &path, timeout, what, args.json, &mut newest);
     let waited = waited.or_else(|error| match is_late(&error, until) && cached.gave_up() {
         true => without_the_last_answer(error, &args.path, silent, newest),
-        false => Err(error),
+        false => Err(with_what_goes_on(error, &args.path, point.as_deref())),
     })?;
     let state = &waited.state;
     if args.json {
@@ -150,6 +151,21 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
         );
     }
     Ok(EXIT_OK)
+}
+
+/// The error of a wait; of a server that does not run with the mount that is asked by (`point`), and what is to be done.
+fn with_what_goes_on(error: ControlError, path: &Path, point: Option<&Path>) -> ControlError {
+    let Some(point) = point.filter(|_| umount_drain::is_of_dead_server(&error)) else {
+        return error;
+    };
+    let why = format!("whether it is drained is not known: {error}");
+    let hint = format!(
+        "start the server again (`forebay serve`): the mount {} goes on by itself, and so does the drain; then wait again",
+        point.display()
+    );
+    ControlError::new("wait for", Some(path), &why)
+        .errno(error.errno.unwrap_or(libc::EIO))
+        .hint(&hint)
 }
 
 /// How a wait ended whose time is over, and whose last look has no answer: by a server that is silent, which is named; else what
@@ -444,5 +460,30 @@ pub fn print_cache(cache: &CacheStatus) {
     );
     for problem in cache.tree.problems.iter().take(SHOWN_MAX) {
         println!("problem     {}", visible(&describe_problem(problem)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_a_cache_whose_server_is_dead_names_the_mount_and_says_what_to_do() {
+        let refused = std::io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let dead = ControlError::io("connect to the server n1:7", None, &refused);
+        let (path, point) = (Path::new("m/f"), Path::new("/n/m"));
+        let error = with_what_goes_on(dead.clone(), path, Some(point));
+        assert_eq!(error.errno, Some(libc::ECONNREFUSED));
+        let text = error.to_string();
+        for said in [
+            "m/f: whether it is drained is not known: connect to the server n1:7: Connection refused",
+            "start the server again (`forebay serve`): the mount /n/m goes on by itself",
+        ] {
+            assert!(text.contains(said), "{text}");
+        }
+        // No mount was asked, or its server runs.
+        assert_eq!(with_what_goes_on(dead.clone(), path, None), dead);
+        let other = ControlError::new("ask the server n1:7", None, "a strange answer");
+        assert_eq!(with_what_goes_on(other.clone(), path, Some(point)), other);
     }
 }

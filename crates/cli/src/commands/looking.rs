@@ -6,9 +6,11 @@
 //! Callers: `stage` (and so `commit`), `stripe`, `publish`, `status`, `verify`, `top`; `stager`, `which_buffer`, `events` and the
 //! commands of a cache, which ask the mount's process as long; `umount` of a cache, and jobs (`job_servers`).
 
+use super::umount_drain;
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::visible;
 use crate::said;
+use forebay_client::server_process::ARE_STOPPED;
 use forebay_client::{Control, MountRef, mount_above};
 use forebay_proto::control::ControlError;
 use parking_lot::Mutex;
@@ -19,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// What takes longer is told.
 const TOLD_AFTER: Duration = Duration::from_secs(3);
+/// A new reason that names no process is looked at again after so long: the look that finds it may have been late.
+const LOOK_SOON: Duration = Duration::from_secs(1);
 /// Most reasons that are told one after the other while there is no answer: the first look may know less than the next.
 const TOLD_MOST: u32 = 3;
 
@@ -103,11 +107,13 @@ fn tell_when_long(
 ) {
     let (point, store_dir) = mount;
     let mut told = Told::default();
+    let mut pause = TOLD_AFTER;
     loop {
-        match ended.recv_timeout(TOLD_AFTER) {
+        match ended.recv_timeout(pause) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) => {
                 told.is_new(None);
+                pause = TOLD_AFTER;
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return,
@@ -119,6 +125,7 @@ fn tell_when_long(
             Work::Unmount | Work::Each(_) | Work::Other(_) => told.is_new(why.as_deref()),
             Work::Long(_) => told.is_due(why.as_deref()),
         };
+        pause = pause_after(is_new, why.as_deref());
         if is_new && ended.try_recv() == Err(TryRecvError::Empty) {
             says.lock().clone_from(&why);
             let text = text(path, work, point, why.as_deref());
@@ -170,14 +177,29 @@ impl Told {
     }
 }
 
-/// What the mount's process knows of its servers, or why it does not tell.
+/// Time until the next look.
+fn pause_after(is_new: bool, why: Option<&str>) -> Duration {
+    let is_unnamed = why.is_some_and(|why| !why.contains(ARE_STOPPED));
+    if is_new && is_unnamed { LOOK_SOON } else { TOLD_AFTER }
+}
+
+/// What the mount's process knows of its servers, or why it does not tell. What names no process is looked after here, too.
 fn why_silent(store_dir: &Path) -> Option<String> {
     let until = Instant::now().checked_add(asker_waits(STATE_WAIT));
     let control = Control::connect_store_until(store_dir, until);
-    match control.and_then(|mut control| control.buffer_status()) {
+    let why = match control.and_then(|mut control| control.buffer_status()) {
         Ok(status) => status.server_error.or(status.not_asked),
         Err(error) => Some(error.to_string()),
+    };
+    why.map(|why| with_process(why, || umount_drain::stopped(store_dir)))
+}
+
+/// A reason; one that names no process gives way to what `look` finds stopped.
+fn with_process(why: String, look: impl FnOnce() -> Option<String>) -> String {
+    if why.contains(ARE_STOPPED) {
+        return why;
     }
+    look().unwrap_or(why)
 }
 
 fn text(path: &Path, work: Work, point: &Path, why: Option<&str>) -> String {
@@ -217,6 +239,24 @@ mod tests {
             text(path, Work::Other("publish"), point, Some("its process 7 is stopped")),
             "waiting for the server of /m, to publish m/a/b: its process 7 is stopped"
         );
+    }
+
+    #[test]
+    fn a_process_that_a_look_missed_is_looked_for_again_at_each_telling() {
+        let unnamed = || "ask the server n1:7: no answer yet".to_string();
+        let named = format!("ask the server n1:7: its process 7 is {ARE_STOPPED}");
+        // The first look fails; soon there is another one.
+        let told = with_process(unnamed(), || None);
+        assert_eq!(told, unnamed());
+        assert_eq!(pause_after(true, Some(&told)), LOOK_SOON);
+        let told = with_process(unnamed(), || Some(named.clone()));
+        assert_eq!(told, named);
+        assert_eq!(pause_after(true, Some(&told)), TOLD_AFTER);
+        // One that is silent for long, and that nobody sees, is not looked for all the time.
+        assert_eq!(pause_after(false, Some(&unnamed())), TOLD_AFTER);
+        assert_eq!(pause_after(true, None), TOLD_AFTER);
+        // What names a process needs no look.
+        assert_eq!(with_process(named.clone(), || panic!("looked")), named);
     }
 
     #[test]

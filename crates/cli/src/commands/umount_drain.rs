@@ -143,7 +143,7 @@ pub(super) fn who_is_silent(
     if told.as_ref().is_some_and(names) {
         return told;
     }
-    stopped(mount).or(said).or(told)
+    stopped(&mount.store_dir).or(said).or(told)
 }
 
 /// Nothing is left to drain, or it is no cache, when this returns without an error.
@@ -198,8 +198,8 @@ fn is_late(error: &ControlError, mount: &MountRef) -> bool {
 }
 
 /// The server by which the buffer was mounted, if that is stopped and runs on this node: said by nobody, but seen.
-fn stopped(mount: &MountRef) -> Option<String> {
-    let address: ServerAddress = state_dir::record(&mount.store_dir)?.server.parse().ok()?;
+pub(super) fn stopped(store_dir: &Path) -> Option<String> {
+    let address: ServerAddress = state_dir::record(store_dir)?.server.parse().ok()?;
     let pid = server_process::seen_stopped_at(&address)?;
     Some(are_stopped(&[(address, pid)]).to_string())
 }
@@ -225,9 +225,7 @@ fn not_waited_for(mount: &MountRef, who: &str, errno: Option<i32>) -> ControlErr
 /// No server could be asked whether the cache is drained, or it had no answer; `error`: why.
 fn unanswered(mount: &MountRef, error: &ControlError) -> ControlError {
     let point = PathBytes::new(mount.mount_point.as_os_str().as_bytes()).shell_word();
-    let is_dead = error.what.starts_with("connect to the server ")
-        && matches!(error.errno, Some(libc::ECONNREFUSED | libc::ENOENT | libc::ECONNRESET));
-    let start = match is_dead {
+    let start = match is_of_dead_server(error) {
         true => {
             "start the server again (`forebay serve`), which has what is not drained, and then unmount; "
         }
@@ -240,6 +238,19 @@ fn unanswered(mount: &MountRef, error: &ControlError) -> ControlError {
             "it stays mounted; {start}`forebay umount --force {point}` does not ask: what is not drained stays with \
              the server, which drains it when it runs"
         ))
+}
+
+/// Whether an error says that the server which was asked, or another one of the cache that it cannot reach, does not run.
+pub(super) fn is_of_dead_server(error: &ControlError) -> bool {
+    let is_asked = error.what.starts_with("connect to the server ")
+        && matches!(error.errno, Some(libc::ECONNREFUSED | libc::ENOENT | libc::ECONNRESET));
+    // Another one has an errno of its own, and what is to be done in the hint.
+    let hint = error.hint.as_deref().unwrap_or_default();
+    let is_to_start = ["is `forebay serve` running there?", "start it again"];
+    let is_other = error.what.starts_with("ask server ")
+        && error.why.starts_with("it cannot be reached")
+        && is_to_start.iter().any(|words| hint.contains(words));
+    is_asked || is_other
 }
 
 /// What becomes of a cache whose server did not answer; `option`: the one by which that is not waited for.
@@ -290,7 +301,7 @@ mod tests {
         assert!(text.contains("`kill -CONT 9`") && text.contains("it stays mounted"), "{text}");
         let text = time_is_over(&mount(), None).to_string();
         assert!(text.contains("`forebay status '/m a'` names them"), "{text}");
-        assert_eq!(stopped(&mount()), None);
+        assert_eq!(stopped(&mount().store_dir), None);
     }
 
     #[test]
@@ -324,6 +335,19 @@ mod tests {
         ] {
             assert!(text.contains(said), "{text}");
         }
+        // So does that of one whose second server is dead.
+        let second = |why: &str, hint: &str| {
+            let error = ControlError::new("ask server vm (3a)", None, why);
+            unanswered(&mount(), &error.errno(libc::EHOSTUNREACH).hint(hint)).to_string()
+        };
+        let start = "it stays mounted; start the server again (`forebay serve`)";
+        let reached = "it cannot be reached at n1:8";
+        let text = second(reached, "is `forebay serve` running there? `forebay pool status`");
+        assert!(text.contains(start), "{text}");
+        let text = second(reached, "it keeps the ledger of the pool: start it again");
+        assert!(text.contains(start), "{text}");
+        let text = second("its process 9 is stopped", "`kill -CONT 9` lets it go on");
+        assert!(!text.contains(start), "{text}");
         // One that runs, and has no answer, is not started again.
         let other = ControlError::new("ask the server n1:7", None, "a strange answer");
         let text = unanswered(&mount(), &other).to_string();

@@ -6,7 +6,7 @@ use super::asked::{
     GREET_WAIT, are_stopped, ask, away_part, buffer_name, connect_at, no_answer, there,
 };
 use super::server_wait::{self, Greeted};
-use super::silent::{self, LOOK_GRACE, Look, ToldByOther};
+use super::silent::{self, LOOK_GRACE, LastSeen, Look, Seen, ToldByOther};
 use super::waiting::{self, Reasons};
 use crate::state_dir::{self, MountRecord, StateDir};
 use forebay_activity::Activity;
@@ -153,6 +153,7 @@ impl Place {
                     told_capacity_bytes: AtomicU64::new(0),
                     state_questions: Arc::default(),
                     told_by_other: Arc::default(),
+                    last_seen: Arc::default(),
                     reasons: Reasons::default(),
                 })))
             }
@@ -319,6 +320,7 @@ pub struct Served {
     /// Questions for the buffer's state that are under way.
     state_questions: Arc<AtomicUsize>,
     told_by_other: Arc<Mutex<ToldByOther>>,
+    last_seen: Arc<LastSeen>,
     /// Why servers are silent that programs wait for while the mount ends.
     reasons: Reasons,
 }
@@ -355,12 +357,12 @@ impl Served {
         self.question_within(PLANS_WAIT, move || ask(&target, &others, &request))
     }
 
-    /// Asks the server's ledger for what all servers of the buffer tell, for so long, or until one of them is seen stopped: its thread
-    /// may wait for longer, and no more than some do at once.
+    /// Asks the server's ledger for what all servers of the buffer tell, for so long, or until one of them is seen stopped (`ends`:
+    /// which): its thread may wait for longer, and no more than some do at once.
     fn ask_within(
         &self,
         request: LedgerRequest,
-        limit: Duration,
+        (limit, ends): (Duration, Seen),
     ) -> Result<LedgerReply, ControlError> {
         let Some(under_way) = UnderWay::begin(&self.state_questions) else {
             let found = self.look().begin().recv_timeout(GREET_WAIT + LOOK_GRACE);
@@ -372,7 +374,7 @@ impl Served {
             ask(&target, &others, &request)
         });
         // It asks all servers of the buffer.
-        let answer = silent::answer_unless_stopped(&told, limit, || self.look().begin());
+        let answer = silent::answer_unless_stopped(&told, (limit, ends), || self.look().begin());
         answer.unwrap_or_else(|found| Err(found.unwrap_or_else(|| self.no_answer())))
     }
 
@@ -404,18 +406,21 @@ impl Served {
             remote: self.remote(),
             target: self.target.clone(),
             told_by_other: Arc::clone(&self.told_by_other),
+            last_seen: Arc::clone(&self.last_seen),
         }
     }
 
-    /// Nothing is known of who is silent.
+    /// The look of a question was late: what another one saw, if that is so still; else nothing is known of who is silent.
     fn no_answer(&self) -> ControlError {
-        no_answer(&self.target.address.to_string(), Some(&self.target.address))
+        let unknown = || no_answer(&self.target.address.to_string(), Some(&self.target.address));
+        self.last_seen.told_late().unwrap_or_else(unknown)
     }
 
     /// What the servers count, told by one of them that is not stopped.
     pub fn figures(&self, request: LedgerRequest) -> Result<LedgerReply, ControlError> {
         let Some(stopped) = self.stopped() else {
-            return self.ask_within(request, FIGURES_WAIT);
+            // Of another one that is stopped the one that is asked tells without it: "at least".
+            return self.ask_within(request, (FIGURES_WAIT, Seen::Asked));
         };
         let (target, running) = (self.target.clone(), self.remote().servers_running());
         self.question_within(FIGURES_WAIT, move || {
@@ -464,7 +469,8 @@ impl Served {
 
     /// What the servers say of a cache.
     pub fn cache_status(&self, limit: Duration) -> Result<Box<CacheStatus>, ControlError> {
-        match self.ask_within(LedgerRequest::CacheStatus { name: self.name()? }, limit)? {
+        let request = LedgerRequest::CacheStatus { name: self.name()? };
+        match self.ask_within(request, (limit, Seen::Another))? {
             LedgerReply::CacheStatus(cache) => Ok(cache),
             _ => Err(ControlError::new("ask the server", None, "a strange answer")),
         }
@@ -476,7 +482,8 @@ impl Served {
         if let Some(error) = self.stopped() {
             return Err(error);
         }
-        let buffer = match self.ask_within(LedgerRequest::Status { name: self.name()? }, limit)? {
+        let request = LedgerRequest::Status { name: self.name()? };
+        let buffer = match self.ask_within(request, (limit, Seen::Another))? {
             LedgerReply::Buffer(buffer) => *buffer,
             _ => return Err(ControlError::new("ask the server", None, "a strange answer")),
         };

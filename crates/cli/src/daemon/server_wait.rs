@@ -10,7 +10,7 @@ use crate::failure::visible;
 use crate::said;
 use forebay_client::Ledger;
 use forebay_client::remote::Target;
-use forebay_client::server_process::{ARE_STOPPED, seen_stopped_at};
+use forebay_client::server_process::{ARE_STOPPED, seen_stopped_at, seen_stopped_at_last};
 use forebay_net::handshake::{self, Credential};
 use forebay_net::{Link, LinkError, ServerAddress, Stream};
 use forebay_proto::control::ControlError;
@@ -70,7 +70,7 @@ fn greet_or_why(
 
 /// The error of a server that was waited for in vain: names its process if that is stopped on this node.
 pub(super) fn given_up(address: &ServerAddress, error: ControlError) -> ControlError {
-    match seen_stopped_at(address) {
+    match seen_stopped_at_last(address) {
         Some(pid) => are_stopped(&[(address.clone(), pid)]),
         None => error,
     }

@@ -7,6 +7,7 @@
 
 use super::asked::{GREET_WAIT, are_stopped, buffer_name, listed, no_answer, said_by, unheard_by};
 use forebay_client::remote::{RemoteFs, Target};
+use forebay_client::server_process::is_stopped;
 use forebay_net::ServerAddress;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::BufferName;
@@ -28,6 +29,11 @@ const ASKER_MARGIN: Duration = Duration::from_secs(3);
 /// What another server says of one that is silent holds for so long.
 const TOLD_HOLDS: Duration = Duration::from_secs(5);
 
+/// What a look saw holds for so long without another one, as long as the processes are stopped; and for so long where another look is
+/// late.
+const SEEN_HOLDS: Duration = Duration::from_secs(2);
+const SEEN_HOLDS_LATE: Duration = Duration::from_secs(60);
+
 /// How long who asks a mount's process waits for what that itself waits `limit` for: so its answer comes first, with which server is
 /// silent, why, and what to do.
 pub const fn asker_waits(limit: Duration) -> Duration {
@@ -44,12 +50,56 @@ pub(super) struct ToldByOther {
     said: Option<(Instant, ControlError)>,
 }
 
+/// Which server of the buffer is seen stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Seen {
+    Nobody,
+    /// Not the one that is asked: that answers with a part, if it may.
+    Another,
+    /// The one that is asked.
+    Asked,
+}
+
 /// What a look found.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Found {
     pub(super) error: ControlError,
-    /// A server of the buffer is seen stopped.
-    pub(super) is_seen: bool,
+    pub(super) seen: Seen,
+}
+
+/// Servers that are stopped, with their processes.
+type Stopped = Vec<(ServerAddress, u32)>;
+
+/// What a look of this mount saw last, and when: on a busy machine one question's look may be late, and tell another one's.
+#[derive(Default)]
+pub(super) struct LastSeen(Mutex<Option<(Instant, Stopped)>>);
+
+impl LastSeen {
+    /// Those that are stopped still; none if that was seen longer ago than `holds`.
+    fn still_stopped(&self, holds: Duration, is_stopped: impl Fn(u32) -> bool) -> Stopped {
+        let seen = self.0.lock().clone().filter(|(at, _)| at.elapsed() < holds);
+        let seen = seen.map(|(_, stopped)| stopped).unwrap_or_default();
+        seen.into_iter().filter(|(_, pid)| is_stopped(*pid)).collect()
+    }
+
+    /// Looks, unless a look has just seen some that are stopped still.
+    fn look(&self, look: impl FnOnce() -> Stopped, is_stopped: impl Fn(u32) -> bool) -> Stopped {
+        let known = self.still_stopped(SEEN_HOLDS, is_stopped);
+        if !known.is_empty() {
+            return known;
+        }
+        let stopped = look();
+        if !stopped.is_empty() {
+            *self.0.lock() = Some((Instant::now(), stopped.clone()));
+        }
+        stopped
+    }
+
+    /// For a question whose own look is late: what another one saw, if that is so still.
+    pub(super) fn told_late(&self) -> Option<ControlError> {
+        let stopped = self.still_stopped(SEEN_HOLDS_LATE, is_stopped);
+        (!stopped.is_empty()).then(|| are_stopped(&stopped))
+    }
 }
 
 /// A look at the servers of a mount.
@@ -57,6 +107,7 @@ pub(super) struct Look {
     pub(super) remote: Arc<RemoteFs>,
     pub(super) target: Target,
     pub(super) told_by_other: Arc<Mutex<ToldByOther>>,
+    pub(super) last_seen: Arc<LastSeen>,
 }
 
 impl Look {
@@ -77,11 +128,16 @@ impl Look {
     fn found(&self) -> Found {
         // At once: together they have the time of one. Those that are stopped are told without it.
         let greeted = self.greet();
-        let stopped = self.remote.servers_seen_stopped();
-        if !stopped.is_empty() {
-            return Found { error: are_stopped(&stopped), is_seen: true };
+        if let Some(found) = self.found_stopped() {
+            return found;
         }
         let (there, silent) = greeted.recv().unwrap_or_default();
+        // One that does not greet may have been missed by the first look: it may have been stopped only then.
+        if !silent.is_empty()
+            && let Some(found) = self.found_stopped()
+        {
+            return found;
+        }
         let who = match silent.is_empty() {
             true => self.target.address.to_string(),
             false => listed(&silent),
@@ -90,7 +146,15 @@ impl Look {
         let about: AboutOther = if silent.is_empty() { unheard_by } else { said_by };
         let told = there.first().and_then(|asked| self.told_by(asked, about));
         let error = told.unwrap_or_else(|| no_answer(&who, there.first()));
-        Found { error, is_seen: false }
+        Found { error, seen: Seen::Nobody }
+    }
+
+    /// The servers that are stopped, if some are seen to be.
+    fn found_stopped(&self) -> Option<Found> {
+        let stopped = self.last_seen.look(|| self.remote.servers_seen_stopped(), is_stopped);
+        let is_asked = stopped.iter().any(|(address, _)| *address == self.target.address);
+        let seen = if is_asked { Seen::Asked } else { Seen::Another };
+        (!stopped.is_empty()).then(|| Found { error: are_stopped(&stopped), seen })
     }
 
     /// Greets the servers on a thread of its own: those that answer, and those that do not.
@@ -153,10 +217,11 @@ pub(super) fn answer_within<T>(
 }
 
 /// The same for a question that has no answer while a server of the buffer is stopped: one that is seen ends it, so that who has
-/// little time hears its process, too.
+/// little time hears its process, too. `ends`: what has to be seen for that; [`Seen::Asked`] where the server that is asked answers
+/// for the others.
 pub(super) fn answer_unless_stopped<T>(
     told: &Receiver<T>,
-    limit: Duration,
+    (limit, ends): (Duration, Seen),
     look: impl FnOnce() -> Receiver<Found>,
 ) -> Result<T, Option<ControlError>> {
     let begun = Instant::now();
@@ -175,7 +240,7 @@ pub(super) fn answer_unless_stopped<T>(
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(left.min(SEEN_PAUSE)),
         }
         found = found.or_else(|| looked.try_recv().ok());
-        if left.is_zero() || found.as_ref().is_some_and(|found| found.is_seen) {
+        if left.is_zero() || found.as_ref().is_some_and(|found| found.seen >= ends) {
             return told.try_recv().map_err(|_| found.map(|found| found.error));
         }
     }
@@ -194,16 +259,16 @@ mod tests {
 
     /// A look that takes so long.
     fn look(takes: Duration) -> impl FnOnce() -> Receiver<Found> {
-        look_that_finds(takes, true)
+        look_that_finds(takes, Seen::Another)
     }
 
-    fn look_that_finds(takes: Duration, is_seen: bool) -> impl FnOnce() -> Receiver<Found> {
+    fn look_that_finds(takes: Duration, seen: Seen) -> impl FnOnce() -> Receiver<Found> {
         move || {
             let (tell, told) = channel();
             std::thread::spawn(move || {
                 std::thread::sleep(takes);
                 // Nobody may wait any more.
-                let _gone = tell.send(Found { error: found(), is_seen });
+                let _gone = tell.send(Found { error: found(), seen });
             });
             told
         }
@@ -214,23 +279,63 @@ mod tests {
         const LONG: Duration = Duration::from_secs(60);
         let (asks, told): (Sender<u8>, _) = channel();
         let begun = Instant::now();
-        let answer = answer_unless_stopped(&told, LONG, look(LIMIT));
+        let answer = answer_unless_stopped(&told, (LONG, Seen::Another), look(LIMIT));
         assert_eq!(answer.unwrap_err(), Some(found()));
         assert!(begun.elapsed() < LONG / 2, "after {:?}", begun.elapsed());
         // One that is only silent may answer until the time is over.
-        let silent = || look_that_finds(Duration::ZERO, false);
+        let silent = || look_that_finds(Duration::ZERO, Seen::Nobody);
         let begun = Instant::now();
-        let answer = answer_unless_stopped(&told, LIMIT, silent());
+        let answer = answer_unless_stopped(&told, (LIMIT, Seen::Another), silent());
         assert_eq!(answer.unwrap_err(), Some(found()));
         assert!(begun.elapsed() >= LIMIT, "after {:?}", begun.elapsed());
         asks.send(1).unwrap();
-        assert_eq!(answer_unless_stopped(&told, LIMIT, silent()).unwrap(), 1);
+        assert_eq!(answer_unless_stopped(&told, (LIMIT, Seen::Another), silent()).unwrap(), 1);
         // Nobody asks any more.
         drop(asks);
-        let answer = answer_unless_stopped(&told, LIMIT, silent());
+        let answer = answer_unless_stopped(&told, (LIMIT, Seen::Another), silent());
         assert_eq!(answer.unwrap_err(), Some(found()));
-        let answer = answer_unless_stopped(&told, LIMIT, look(LONG));
+        let answer = answer_unless_stopped(&told, (LIMIT, Seen::Another), look(LONG));
         assert_eq!(answer.unwrap_err(), None, "a look that hangs is not waited for");
+    }
+
+    #[test]
+    fn another_server_that_is_stopped_does_not_end_a_question_that_is_answered_without_it() {
+        const LONG: Duration = Duration::from_secs(60);
+        let (asks, told) = channel();
+        std::thread::spawn(move || {
+            std::thread::sleep(SEEN_AFTER * 3);
+            // With what the servers have that run.
+            asks.send(1).unwrap();
+            std::thread::sleep(LONG);
+        });
+        let limits = (LONG, Seen::Asked);
+        let another = look_that_finds(Duration::ZERO, Seen::Another);
+        assert_eq!(answer_unless_stopped(&told, limits, another).unwrap(), 1);
+        // The one that is asked answers nothing.
+        let begun = Instant::now();
+        let asked = look_that_finds(Duration::ZERO, Seen::Asked);
+        assert_eq!(answer_unless_stopped(&told, limits, asked).unwrap_err(), Some(found()));
+        assert!(begun.elapsed() < LONG / 2, "after {:?}", begun.elapsed());
+        // Without an answer the other one is named when the time is over.
+        let another = look_that_finds(Duration::ZERO, Seen::Another);
+        let answer = answer_unless_stopped(&told, (LIMIT, Seen::Asked), another);
+        assert_eq!(answer.unwrap_err(), Some(found()));
+    }
+
+    #[test]
+    fn what_a_late_look_saw_is_told_to_the_next_question_as_long_as_it_is_so() {
+        let seen = LastSeen::default();
+        let stopped: Stopped = vec![("127.0.0.1:7".parse().unwrap(), 9)];
+        // The first look fails, and nothing is known; the next one looks again.
+        assert!(seen.look(Vec::new, |_| true).is_empty());
+        assert!(seen.still_stopped(SEEN_HOLDS_LATE, |_| true).is_empty());
+        assert_eq!(seen.look(|| stopped.clone(), |_| true), stopped);
+        assert_eq!(seen.still_stopped(SEEN_HOLDS_LATE, |pid| pid == 9), stopped);
+        // Seen a moment ago: nobody looks.
+        assert_eq!(seen.look(|| panic!("looked"), |_| true), stopped);
+        // It goes on.
+        assert!(seen.still_stopped(SEEN_HOLDS_LATE, |_| false).is_empty());
+        assert!(seen.look(Vec::new, |_| false).is_empty());
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl Ledger {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.servers.nonsense(server)),
             Err(error) if server == self.record.leader() => {
-                let first = match (self.servers.links().silence(server), &error.hint) {
+                let first = match (self.servers.links().silence_or_seen(server), &error.hint) {
                     (Some(Silence::Silent | Silence::Stopped(_)), Some(hint)) => {
                         format!("{hint}. It keeps the ledger of the pool")
                     }

@@ -311,7 +311,7 @@ impl Servers {
     /// Why a server did not answer just now, and what to do.
     fn why_silent(&self, server: ServerId) -> (String, String) {
         let at = self.at_addresses(server);
-        links::told(self.links.silence(server), &at, &self.asked_flag())
+        links::told(self.links.silence_or_seen(server), &at, &self.asked_flag())
     }
 
     /// The same in one text.

@@ -161,6 +161,12 @@ impl LineState {
         pauses && !goes_on()
     }
 
+    /// It answered: another question that failed meanwhile keeps nobody from asking it.
+    fn answered(&mut self) {
+        self.silence = None;
+        self.away_until = None;
+    }
+
     fn note_silence(&mut self, why: Silence, wait: &Wait) {
         let at = match self.silence {
             // Else one that is slow would never be waited for again.
@@ -375,6 +381,15 @@ impl Links {
             .is_some_and(|noted| noted.why >= Silence::Silent && noted.at.elapsed() < SILENT_FOR);
         let limit = if was_silent { again } else { limit };
         let wait = Wait { limit, greeting: limit, soon: true, again: was_silent };
+        let until = Instant::now() + limit;
+        // Connections that are kept may be broken, all of them, which is seen only when they are used: then a new one is made.
+        for _ in 0..MAX_IDLE {
+            match self.ask_waiting(server, question, &[], &mut Vec::new(), wait) {
+                Err(Errno::ETIMEDOUT)
+                    if self.silence(server).is_none() && Instant::now() < until => {}
+                answer => return answer,
+            }
+        }
         self.ask_waiting(server, question, &[], &mut Vec::new(), wait)
     }
 
@@ -405,7 +420,7 @@ impl Links {
         }
         match open.exchange(question, payload, room, wait.limit) {
             Ok(reply) => {
-                line.state.lock().silence = None;
+                line.state.lock().answered();
                 used.open = Some(open);
                 match reply {
                     Reply::Failed(errno) => Err(Errno(errno)),
@@ -420,8 +435,11 @@ impl Links {
             }
             Err(error) => {
                 tracing::debug!(%server, %error, "a question to a server has no answer");
-                if error.is_timeout() {
-                    let why = self.why_silent(server, &error, process);
+                // A connection that broke says nothing of why; a process that is stopped does.
+                let is_late = error.is_timeout();
+                let error = if is_late { error } else { timed_out() };
+                let why = self.why_silent(server, &error, process);
+                if is_late || matches!(why, Silence::Stopped(_)) {
                     line.state.lock().note_silence(why, &wait);
                 }
                 Err(Errno::ETIMEDOUT)
@@ -440,6 +458,15 @@ impl Links {
     pub fn silence(&self, server: ServerId) -> Option<Silence> {
         let noted = self.known_line(server)?.state.lock().silence;
         noted.map(|noted| noted.why)
+    }
+
+    /// The same for an error message: where nothing is known, a process of this node that is stopped is looked for.
+    pub fn silence_or_seen(&self, server: ServerId) -> Option<Silence> {
+        self.silence(server).or_else(|| {
+            let addresses = self.addresses(server).ok()?;
+            let is_stopped = |why: &Silence| matches!(why, Silence::Stopped(_));
+            addresses.iter().map(look).filter(is_stopped).max()
+        })
     }
 
     /// A question about a buffer begins to wait.
@@ -683,5 +710,23 @@ impl Peers for BufferPeers {
     fn ask_within(&self, to: ShardId, question: &Question<'_>, limit: Duration) -> Result<Reply> {
         let server = self.places.server(to).ok_or(Errno::EINVAL)?;
         self.links.ask(server, question, &[], &mut Vec::new(), limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_answered_is_asked_also_right_after_another_question_failed() {
+        const LONG: Duration = Duration::from_secs(60);
+        let noted = Noted { why: Silence::Silent, at: Instant::now() };
+        // A connection was not made in time, as the server was stopped; it goes on, and answers on another one.
+        let away_until = Some(Instant::now() + LONG);
+        let mut state = LineState { away_until, silence: Some(noted), ..LineState::default() };
+        assert!(state.is_away());
+        state.answered();
+        assert!(!state.is_away(), "nobody would know why it is not asked");
+        assert!(state.silence.is_none());
     }
 }

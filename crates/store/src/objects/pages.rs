@@ -96,7 +96,8 @@ const WATCHED_LOOKED_AT: u32 = 64;
 /// many such times that went by.
 const WATCHES_MAX: u32 = 8;
 const WATCHES_TIMES_MOST: u32 = 5;
-/// A file counts as being written for so long after it grew or was opened; then it is watched.
+/// A file counts as being written for so long after it grew or was opened; then it is watched. One that is written more
+/// seldom than this is always watched.
 const ACTIVE: Duration = Duration::from_millis(20);
 
 /// What of a file is written: bytes, and large pages that they touch.
@@ -129,6 +130,10 @@ struct Suspect {
     /// When it grew last, or was written at all after a quiet time.
     active_at: Instant,
     watch: Option<Watch>,
+    /// When that watch, or the one before, began.
+    watched_at: Instant,
+    /// Its last write that was told came long after the one before ([`pace::is_seldom`]), and no call since.
+    is_seldom: bool,
     /// When it was looked last whether somebody has it open.
     seen_open_at: Instant,
     verdict: Verdict,
@@ -146,6 +151,14 @@ impl Suspect {
             && self.grown_at.elapsed() >= QUIET
     }
 
+    /// It is written, and has to be looked at closely. The kernel tells the next write to one that is written seldom; but stores into
+    /// a mapping are told by nobody, and of a dense one they may get large pages.
+    fn is_active(&self, now: Instant) -> bool {
+        let is_told = self.is_seldom && self.watch.is_some();
+        let is_dense = matches!(self.verdict, Verdict::Dense { .. });
+        now.saturating_duration_since(self.active_at) < ACTIVE && (is_dense || !is_told)
+    }
+
     /// True if it wants small pages.
     fn is_small(&self) -> bool {
         matches!(self.verdict, Verdict::New | Verdict::Open { .. })
@@ -159,6 +172,8 @@ struct Opened {
     /// What it had then; `None` if that is not known.
     bytes: Option<u64>,
     active_at: Instant,
+    /// It was just told of, long after the write before: the kernel is to tell the next one, too.
+    is_seldom: bool,
 }
 
 /// One that was not written lately, or never; dropped when nobody has it open any more.
@@ -166,6 +181,7 @@ struct Opened {
 struct WatchedFile {
     bytes: u64,
     watch: Watch,
+    watched_at: Instant,
     seen_open_at: Instant,
 }
 
@@ -187,7 +203,8 @@ impl Watched {
 
     fn put(&mut self, id: ObjectId, bytes: u64, watch: Watch) {
         self.of_watch.insert(watch, id);
-        let file = WatchedFile { bytes, watch, seen_open_at: Instant::now() };
+        let now = Instant::now();
+        let file = WatchedFile { bytes, watch, watched_at: now, seen_open_at: now };
         if let Some(before) = self.files.insert(id, file)
             && before.watch != watch
         {
@@ -233,7 +250,7 @@ impl State {
     fn is_active(&self, now: Instant) -> bool {
         let is_active = |at: Instant| now.saturating_duration_since(at) < ACTIVE;
         self.opened.iter().any(|file| is_active(file.active_at))
-            || self.suspects.iter().any(|suspect| is_active(suspect.active_at))
+            || self.suspects.iter().any(|suspect| suspect.is_active(now))
     }
 
     /// Since anything was written, or opened for that, as far as it is known.
@@ -247,16 +264,21 @@ impl State {
         self.suspects.iter().any(|suspect| !matches!(suspect.verdict, Verdict::Allowed { .. }))
     }
 
-    /// A watched file was written, or is gone: it is looked at closely.
+    /// A watched file was written, or is gone: it is looked at, and watched again if that was long after the write before, or
+    /// else looked at closely from now on.
     fn heard(&mut self, watch: Watch, now: Instant) -> Option<ObjectId> {
-        if let Some((id, WatchedFile { bytes, .. })) = self.watched.take_by(watch) {
-            self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now });
+        let is_seldom =
+            |watched_at: Instant| pace::is_seldom(now.saturating_duration_since(watched_at));
+        if let Some((id, WatchedFile { bytes, watched_at, .. })) = self.watched.take_by(watch) {
+            let is_seldom = is_seldom(watched_at);
+            self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now, is_seldom });
             self.busy_at = Some(now);
             return Some(id);
         }
         let suspect = self.suspects.iter_mut().find(|s| s.watch == Some(watch))?;
         suspect.watch = None;
         suspect.active_at = now;
+        suspect.is_seldom = is_seldom(suspect.watched_at);
         Some(suspect.id)
     }
 
@@ -411,7 +433,7 @@ impl Objects {
                 state.waiting.push_back(first.id);
                 self.choose(&mut state);
             }
-            state.opened.push_back(Opened { id, bytes, active_at: now });
+            state.opened.push_back(Opened { id, bytes, active_at: now, is_seldom: false });
         }
         self.wake(&mut state);
     }
@@ -471,7 +493,7 @@ impl Objects {
         let mut is_gone = |other| self.stat(other).is_err();
         let now = Instant::now();
         if let Some(known) = suspects.iter_mut().find(|suspect| suspect.id == id) {
-            (known.grown_at, known.active_at) = (now, now);
+            (known.grown_at, known.active_at, known.is_seldom) = (now, now, false);
             match &mut known.verdict {
                 Verdict::Dense { .. } => known.verdict = Verdict::New,
                 Verdict::Allowed { from_bytes } => {
@@ -501,6 +523,8 @@ impl Objects {
                 grown_at: now,
                 active_at: now,
                 watch,
+                watched_at: now,
+                is_seldom: false,
                 seen_open_at: now,
                 verdict,
                 pass_bytes: self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE,
@@ -618,6 +642,7 @@ impl Objects {
     fn look_at_opened(&self, state: &mut State, mut file: Opened) {
         let Ok(stat) = self.stat(file.id) else { return };
         let bytes = allocated(&stat);
+        let is_seldom = std::mem::take(&mut file.is_seldom);
         let before = file.bytes.replace(bytes);
         if has_hole(&stat) {
             let unseen = before.map_or(0, |before| bytes.saturating_sub(before));
@@ -629,7 +654,7 @@ impl Objects {
             state.busy_at = Some(file.active_at);
         }
         // An empty one may get its first write anywhere.
-        let is_quiet = bytes == 0 || file.active_at.elapsed() >= ACTIVE;
+        let is_quiet = is_seldom || bytes == 0 || file.active_at.elapsed() >= ACTIVE;
         if is_quiet && state.watches_left > 0 {
             state.watches_left -= 1;
             self.watch_opened(state, file, bytes);
@@ -710,12 +735,19 @@ impl Objects {
         suspect.bytes = bytes;
     }
 
-    /// The kernel tells the next write to a file that seems quiet. To be done before it is looked at: what is written between two
-    /// looks is seen by the second one, or told.
+    /// The kernel tells the next write to a file that seems quiet, or is written seldom. To be done before it is looked at: what
+    /// is written between two looks is seen by the second one, or told.
     fn watch_suspect(&self, suspect: &mut Suspect, watches_left: &mut u32) {
-        if suspect.watch.is_none() && *watches_left > 0 && suspect.active_at.elapsed() >= ACTIVE {
+        if suspect.watch.is_some() {
+            return;
+        }
+        let is_seldom = std::mem::take(&mut suspect.is_seldom);
+        let is_quiet = is_seldom || suspect.active_at.elapsed() >= ACTIVE;
+        if is_quiet && *watches_left > 0 {
             *watches_left -= 1;
             suspect.watch = self.watch(suspect.id);
+            suspect.watched_at = Instant::now();
+            suspect.is_seldom = is_seldom;
         }
     }
 

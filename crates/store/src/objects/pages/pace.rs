@@ -8,10 +8,12 @@
 //!   most as seldom as the capacity allows. If a look at all files takes longer than that gives, it wakes for what was told alone,
 //!   and looks at all of them once in [`ALL_LOOK_MOST`], or when the store has grown by [`NOTICE_BYTES`] since: what a hole costs is
 //!   seen there, whichever file has it.
+//! * A file is written, but seldom ([`is_seldom`]): it wakes for each write, looks at the file once, and has the kernel tell the
+//!   next write. The second write of a burst is told, too, and begins the close looks.
 //!
 //! Pure: facts and times in, decisions out. Called by [`super`].
 
-use super::QUIET;
+use super::{ACTIVE, QUIET};
 use std::time::Duration;
 
 /// Between two looks while a file is written: in this time a processor fills some 10 large pages.
@@ -32,7 +34,7 @@ const IDLE_LOOK_MOST: Duration = Duration::from_secs(10);
 /// What is so when the thread begins to wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    /// A file is written, or was opened for that just now.
+    /// A file is written, and not seldom, or was opened for that just now.
     pub is_active: bool,
     /// Since a file was written or opened for that, as far as it is known.
     pub quiet_for: Duration,
@@ -74,6 +76,12 @@ pub(super) fn pause(facts: &Facts) -> Option<Duration> {
     }
     // The longer it is quiet the seldomer.
     (facts.has_files || facts.is_small).then(|| facts.quiet_for.min(IDLE_LOOK_MOST))
+}
+
+/// True if a write that was told so long after the watch began is one of few: a look for each costs less than close looks
+/// for as long as a file counts as being written.
+pub(super) fn is_seldom(told_after: Duration) -> bool {
+    told_after >= ACTIVE
 }
 
 /// True if all files are to be looked at, and not only those that were told of. The last such look began `since` ago, and
@@ -145,6 +153,51 @@ mod tests {
         // Small ones are large again soon.
         assert_eq!(pause(&Facts { is_small: true, ..costly }), Some(LOOK_LEAST));
         assert_eq!(pause(&Facts { is_to_count: true, ..quiet(QUIET) }), Some(LOOK_LEAST));
+    }
+
+    /// How often it wakes in a time in which one file is written so often: each write that is told, and each time-out.
+    fn wakes_for_writes(every: Duration, time: Duration) -> u32 {
+        // When the watch began, while there is one, and when the last write was seen.
+        let (mut watched_at, mut written_at) = (Some(Duration::ZERO), Duration::ZERO);
+        let (mut now, mut next_write, mut count) = (Duration::ZERO, every, 0);
+        while now < time {
+            let quiet_for = now - written_at;
+            let is_active = watched_at.is_none();
+            let facts = Facts { is_active, is_untold: is_active, ..quiet(quiet_for) };
+            let next_look = pause(&facts).map_or(Duration::MAX, |pause| now + pause);
+            now = match watched_at {
+                Some(_) => next_look.min(next_write),
+                None => next_look,
+            };
+            count += 1;
+            if now < next_write {
+                if now - written_at >= ACTIVE {
+                    watched_at = watched_at.or(Some(now));
+                }
+                continue;
+            }
+            // The write was told, or is seen by the look; more of them may have come since the one before.
+            let is_told_again = watched_at.is_some_and(|since| is_seldom(now - since));
+            watched_at = is_told_again.then_some(now);
+            written_at = now;
+            while next_write <= now {
+                next_write += every;
+            }
+        }
+        count
+    }
+
+    /// One file that was written each 30 ms woke it some 500 times a second.
+    #[test]
+    fn a_file_that_is_written_seldom_wakes_it_once_for_each_write() {
+        for every in [30 * MS, 100 * MS, 900 * MS] {
+            let writes = 10_000 / every.as_millis() as u32;
+            let count = wakes_for_writes(every, 10 * S);
+            assert!(count <= writes + 5, "{count} wakes for {writes} writes, one in {every:?}");
+        }
+        // Many writes one after the other are not told: it looks by the clock.
+        let count = wakes_for_writes(MS / 100, 10 * S);
+        assert!((9_000..=10_010).contains(&count), "{count} wakes for a million writes");
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! How the thread that chooses pages waits: until it is called, a watched file is written, or a time is over.
 //!
 //! The kernel tells of a write also where it makes it for a program by itself, on the fast path (inotify; Linux 6.18). A
-//! watch is for one write and is gone with it, so a stream of writes pays for its first one. Stores into a mapping
+//! watch is for one write and is gone with it, so a stream of writes pays for its first ones. Stores into a mapping
 //! are not told: they make no file longer, so they make no hole that nobody knows of.
 //!
 //! Invariant: a call or write that came before a wait ends it. Called by [`super`].
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -76,7 +76,11 @@ impl Bell {
         let mut told = Reader::new(&self.writes, &mut room);
         let mut written = Vec::new();
         while let Ok(event) = told.next() {
-            written.push(Watch(event.wd()));
+            // The last word of a watch, told within the write, after that of the write itself. Who watches the file again
+            // before it would get the old watch, which is about to end.
+            if event.events().contains(ReadFlags::IGNORED) {
+                written.push(Watch(event.wd()));
+            }
         }
         written
     }
