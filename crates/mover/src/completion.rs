@@ -18,6 +18,7 @@ use forebay_proto::net::staging::{WorkEnd, WorkError, WorkResult};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Most bytes of paths and words in one answer, so that it fits a frame.
@@ -95,6 +96,8 @@ pub(super) struct Completion {
     parts: Arc<Parts>,
     /// Set if this is another server's plan.
     outbox: Option<Arc<Outbox>>,
+    /// What is copied is a directory.
+    is_tree: AtomicBool,
 }
 
 impl Completion {
@@ -107,7 +110,13 @@ impl Completion {
         parts: Arc<Parts>,
         outbox: Option<Arc<Outbox>>,
     ) -> Completion {
-        Completion { request, pace, progress, journal, parts, outbox }
+        let is_tree = AtomicBool::new(false);
+        Completion { request, pace, progress, journal, parts, outbox, is_tree }
+    }
+
+    /// Notes that what is copied is a directory: a failure of the plan as a whole is one of that, not of a file.
+    pub fn note_tree(&self) {
+        self.is_tree.store(true, Relaxed);
     }
 
     /// An item that needs no record is done.
@@ -194,10 +203,11 @@ impl Completion {
         }
     }
 
-    /// Reports a failure of the plan as a whole, by the paths that the user named.
+    /// Reports a failure of the plan as a whole, by the paths that the user named. Of a tree it counts as one of its directory.
     pub fn fail_plan(&self, fault: &Fault) {
         let (source, target) = (self.request.source_path(), self.request.target_path());
-        self.fail(FileKind::File, fault, source, target, 1);
+        let kind = if self.is_tree.load(Relaxed) { FileKind::Dir } else { FileKind::File };
+        self.fail(kind, fault, source, target, 1);
     }
 
     /// Reports a failure without which nothing can be done: the plan stops also if it goes on after errors.

@@ -176,7 +176,7 @@ impl Progress {
         self.done(kind);
     }
 
-    /// An item failed. One whose kind is not known counts as a file, and so does the plan as a whole.
+    /// An item failed. One whose kind is not known counts as a file.
     pub fn failed(&self, kind: FileKind, error: FileError) {
         self.files_failed.fetch_add(1, Relaxed);
         self.others_failed.fetch_add((kind != FileKind::File).into(), Relaxed);

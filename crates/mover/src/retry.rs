@@ -91,7 +91,7 @@ impl Retry {
 }
 
 /// Whether a failed [`PfsWatch::check`] says that there is no use in going on.
-fn is_gone(fault: &Fault) -> bool {
+pub(super) fn is_gone(fault: &Fault) -> bool {
     use Errno as E;
     fault.sort == Sort::Refused || [E::ENOTCONN, E::ENODEV, E::ENXIO].contains(&fault.errno)
 }

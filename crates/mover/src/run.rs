@@ -25,7 +25,7 @@ use super::pfs_watch::PfsWatch;
 use super::progress::Progress;
 use super::proof::MountProof;
 use super::request::PlanRequest;
-use super::retry::Retry;
+use super::retry::{Retry, is_gone};
 use super::stop::{Pace, StopReason};
 use super::stripe::Stripes;
 use super::task::Task;
@@ -118,10 +118,22 @@ impl Run {
         self.copy_all()?;
         self.pace.check()?;
         self.make_links()?;
+        self.check_after_failures()?;
         self.dirs.finish(|| Ok(()))?;
         self.pace.check()?;
         self.sync_target()?;
         self.watch.check()
+    }
+
+    /// Fails if items have failed and the PFS is gone: each directory would fail alike, and the end of the plan once more.
+    fn check_after_failures(&self) -> Outcome<()> {
+        if self.progress.files_failed() == 0 {
+            return Ok(());
+        }
+        match self.watch.check() {
+            Err(gone) if is_gone(&gone) => Err(gone),
+            _ => Ok(()),
+        }
     }
 
     /// After a plan that was stopped, or of which something failed: removes temporary files, and tells of those that stay.
@@ -134,7 +146,7 @@ impl Run {
         }
         if stopped != Some(StopReason::Shutdown) {
             if let Some((dir, fault)) = self.temps.leftovers(&left) {
-                self.completion.fail(FileKind::File, &fault, self.request.source_path(), &dir, 1);
+                self.completion.fail(FileKind::Dir, &fault, self.request.source_path(), &dir, 1);
             }
             let unswept: Vec<_> = left.into_iter().map(|(dir, _)| dir).collect();
             self.temps.keep_left_in(&unswept);

@@ -115,6 +115,7 @@ impl<'a> Walker<'a> {
         let run = self.run;
         let path = run.request.source_path();
         let source = run.source.top(path)?;
+        run.completion.note_tree();
         let meta = run.source.dir_meta(&source)?;
         // Nothing is made for a directory that cannot be read.
         let names = run.source.list(&source)?.into_iter();

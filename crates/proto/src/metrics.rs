@@ -146,6 +146,10 @@ pub struct BufferMetrics {
     pub answer_counts: Counts,
     /// Mounts that are attached.
     pub sessions: u64,
+    /// Mounts that the server had before it was started again, and that have not come back: for the time of a lease it waits for
+    /// them before anything is changed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub awaited_mounts: u64,
     /// Leases that they hold.
     pub leases: u64,
     /// Leases that were taken back.
@@ -166,6 +170,10 @@ pub struct BufferMetrics {
     /// What files in logs are doing; `None` where this process has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logs: Option<LogMetrics>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Errors, by errno.
@@ -389,6 +397,7 @@ impl BufferMetrics {
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
         self.sessions += other.sessions;
+        self.awaited_mounts += other.awaited_mounts;
         self.leases += other.leases;
         self.recalls += other.recalls;
         self.locks += other.locks;

@@ -60,10 +60,14 @@ pub fn format_bytes(bytes: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
+/// `1 file`, `2 files`.
+pub fn files_text(files: u64) -> String {
+    format!("{files} {}", if files == 1 { "file" } else { "files" })
+}
+
 /// Regular files with their bytes, and what else there is beside them, in words: `2 files, 4 B, and 3 other entries`.
 pub fn entries_text(files: u64, bytes: u64, others: u64) -> String {
-    let noun = if files == 1 { "file" } else { "files" };
-    let text = format!("{files} {noun}, {}", format_bytes(bytes));
+    let text = format!("{}, {}", files_text(files), format_bytes(bytes));
     match others {
         0 => text,
         1 => text + ", and 1 other entry",
@@ -73,11 +77,11 @@ pub fn entries_text(files: u64, bytes: u64, others: u64) -> String {
 
 /// The same without bytes, of what was not copied: `8 files and 2 other entries`.
 pub fn failed_text(files: u64, others: u64) -> String {
-    let noun = if files == 1 { "file" } else { "files" };
+    let text = files_text(files);
     match others {
-        0 => format!("{files} {noun}"),
-        1 => format!("{files} {noun} and 1 other entry"),
-        others => format!("{files} {noun} and {others} other entries"),
+        0 => text,
+        1 => text + " and 1 other entry",
+        others => format!("{text} and {others} other entries"),
     }
 }
 

@@ -6,6 +6,7 @@ use crate::failure::{EXIT_OK, Outcome, visible};
 use crate::servers::Server;
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::lost::{Lost, LostPath};
+use forebay_proto::size::files_text;
 use std::io::{BufWriter, Write};
 
 /// Runs the command.
@@ -67,11 +68,9 @@ impl Sum {
         let mut text = match (self.data, self.names) {
             (0, 0) if self.paths == 0 => "nothing is lost".to_string(),
             (0, 0) => "lost: no files and no directories".to_string(),
-            (files, 0) => format!("lost: {files} files"),
-            (0, dirs) => format!("lost: {dirs} directories with the names in them"),
-            (files, dirs) => {
-                format!("lost: {files} files, and {dirs} directories with the names in them")
-            }
+            (files, 0) => format!("lost: {}", files_text(files)),
+            (0, dirs) => format!("lost: {}", lost_text(dirs)),
+            (files, dirs) => format!("lost: {}, and {}", files_text(files), lost_text(dirs)),
         };
         if self.paths > 0 {
             text += &format!(
@@ -81,7 +80,7 @@ impl Sum {
         }
         let nameless = self.links.saturating_sub(self.names_seen);
         if self.unseen > 0 {
-            text += &format!("; you may not look into {} directories", self.unseen);
+            text += &format!("; you may not look into {}", directories_text(self.unseen));
         } else if nameless > 0 {
             text += &format!(
                 "; {nameless} more names of files whose data is there were in lost directories, and are unknown"
@@ -92,6 +91,19 @@ impl Sum {
         }
         text
     }
+}
+
+/// `1 directory`, `2 directories`.
+fn directories_text(count: u64) -> String {
+    format!("{count} {}", if count == 1 { "directory" } else { "directories" })
+}
+
+fn lost_text(dirs: u64) -> String {
+    format!(
+        "{} with the names in {}",
+        directories_text(dirs),
+        if dirs == 1 { "it" } else { "them" }
+    )
 }
 
 #[cfg(test)]
@@ -110,11 +122,15 @@ mod tests {
         assert_eq!(line(false), "data   /a\\nb\n");
         assert_eq!(line(true), "{\"path\":\"/a\\nb\",\"lost_kind\":\"data\"}\n");
         let sum = Sum { data: 2, unseen: 1, links: 9, ..Sum::default() };
-        assert_eq!(sum.in_words(), "lost: 2 files; you may not look into 1 directories");
+        assert_eq!(sum.in_words(), "lost: 2 files; you may not look into 1 directory");
         assert_eq!(Sum::default().in_words(), "nothing is lost");
         let sum = Sum { names: 1, paths: 4, links: 7, names_seen: 5, ..Sum::default() };
         let words = sum.in_words();
-        assert!(words.contains("1 directories") && words.contains("4 that are there"), "{words}");
+        assert!(
+            words.contains("1 directory with the names in it")
+                && words.contains("4 that are there"),
+            "{words}"
+        );
         assert!(words.contains("2 more names"), "{words}");
     }
 }

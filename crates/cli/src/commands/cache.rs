@@ -22,7 +22,7 @@ use forebay_client::{
 use forebay_proto::Errno;
 use forebay_proto::cache::{CacheRequest, CacheStatus, CachedFile, TreeState};
 use forebay_proto::control::{ControlError, PathBytes, Verify};
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{entries_text, files_text, format_bytes};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -145,9 +145,10 @@ pub fn wait(args: CacheWaitArgs) -> Outcome {
     if !waited.is_done {
         done(state, &args.path, "wait for")?;
     } else if !state.is_durable() && !args.json {
+        let are = if state.files == 1 { "is" } else { "are" };
         println!(
-            "all that was written before is on the PFS; {} files are still open or written",
-            state.files
+            "all that was written before is on the PFS; {} {are} still open or written",
+            files_text(state.files)
         );
     }
     Ok(EXIT_OK)
@@ -306,7 +307,7 @@ fn summary(state: &TreeState) -> String {
         return "all on the PFS".into();
     }
     let mut parts =
-        vec![format!("{} files, {} not on the PFS", state.files, format_bytes(state.dirty_bytes))];
+        vec![format!("{} not on the PFS", entries_text(state.files, state.dirty_bytes, 0))];
     for (count, what) in [
         (state.draining, "draining"),
         (state.busy, "still open"),

@@ -8,7 +8,7 @@ use crate::args::{CachePathsArgs, CachePinArgs, ServerArgs};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
 use forebay_proto::cache::{CacheRequest, CachedFile};
 use forebay_proto::control::{ControlError, PathBytes};
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{entries_text, files_text, format_bytes};
 use std::path::{Path, PathBuf};
 
 /// The files that a path stands for. What below it cannot be looked at is one failure, and the others go on.
@@ -146,7 +146,7 @@ pub fn warm(args: CachePathsArgs) -> Outcome {
         }
     }
     if failures.0.is_none() && !args.json {
-        println!("{files} files, {} on flash", format_bytes(bytes_here));
+        println!("{} on flash", entries_text(files, bytes_here, 0));
     }
     failures.end()
 }
@@ -170,8 +170,8 @@ fn no_longer_here(
         }
     }
     let why = format!(
-        "not all of it fits: of {files} of {} files {} had to go again",
-        fetched.len(),
+        "not all of it fits: of {files} of {} {} had to go again",
+        files_text(fetched.len() as u64),
         format_bytes(bytes)
     );
     let hint = "warm less, or use a cache with more --capacity";

@@ -7,12 +7,13 @@
 //! commands of a cache, which ask the mount's process as long; `umount` of a cache, and jobs (`job_servers`).
 
 use super::umount_drain;
-use crate::daemon::{STATE_WAIT, asker_waits};
+use crate::daemon::{STATE_WAIT, asker_waits, awaited_text};
 use crate::failure::visible;
 use crate::said;
 use forebay_client::server_process::ARE_STOPPED;
 use forebay_client::{Control, MountRef, mount_above};
 use forebay_proto::control::ControlError;
+use forebay_proto::timing::Timing;
 use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -186,9 +187,14 @@ fn pause_after(is_new: bool, why: Option<&str>) -> Duration {
 /// What the mount's process knows of its servers, or why it does not tell. What names no process is looked after here, too.
 fn why_silent(store_dir: &Path) -> Option<String> {
     let until = Instant::now().checked_add(asker_waits(STATE_WAIT));
-    let control = Control::connect_store_until(store_dir, until);
-    let why = match control.and_then(|mut control| control.buffer_status()) {
-        Ok(status) => status.server_error.or(status.not_asked),
+    let asked = Control::connect_store_until(store_dir, until)
+        .and_then(|mut control| Ok((control.buffer_status()?, control)));
+    let why = match asked {
+        Ok((status, mut control)) => status.server_error.or(status.not_asked).or_else(|| {
+            // One that answers this may wait for mounts before it does what is asked.
+            let metrics = control.metrics().ok()?;
+            awaited_text(&metrics, Timing::current().lease)
+        }),
         Err(error) => Some(error.to_string()),
     };
     why.map(|why| with_process(why, || umount_drain::stopped(store_dir)))

@@ -8,7 +8,7 @@ use forebay_proto::commit::{CommitPhase, CommitStatus, PublishedBy};
 use forebay_proto::control::{
     DryRun, FileError, PartState, PlanPart, PlanState, PlanStatus, Verify,
 };
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{entries_text, format_bytes};
 
 /// Most names that are printed of what a copy lacks; `--json` has more.
 const NOT_KEPT_SHOWN: usize = 3;
@@ -246,8 +246,8 @@ pub(super) fn part_line(part: &PlanPart) -> String {
         (PartState::Waiting, Some(why)) => &format!(", waiting: {why}"),
         (PartState::Failed, Some(why)) => &format!(", failed: {why}"),
     };
-    let bytes = format_bytes(part.bytes_done);
-    format!("  {}: {} files, {bytes}{doing}", part.server, part.files_done)
+    let done = entries_text(part.files_done, part.bytes_done, 0);
+    format!("  {}: {done}{doing}", part.server)
 }
 
 /// How what was copied was verified, in words.

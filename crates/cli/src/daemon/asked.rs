@@ -61,12 +61,12 @@ pub fn are_stopped(stopped: &[(ServerAddress, u32)]) -> ControlError {
         stopped.iter().map(of).collect::<Vec<_>>().join(between)
     };
     let (addresses, pids) = (list(|s| s.0.to_string(), " and "), list(|s| s.1.to_string(), " "));
-    let (whose, are) = match stopped.len() {
-        1 => ("its process", "is"),
-        _ => ("their processes", "are"),
+    let (whose, are, them) = match stopped.len() {
+        1 => ("its process", "is", "it"),
+        _ => ("their processes", "are", "them"),
     };
     let why = format!("{whose} {pids} {are} {ARE_STOPPED}");
-    let hint = format!("`kill -CONT {pids}` lets it go on; nothing is lost meanwhile");
+    let hint = format!("`kill -CONT {pids}` lets {them} go on; nothing is lost meanwhile");
     let error = ControlError::new(&format!("ask the server {addresses}"), None, &why);
     error.errno(libc::ETIMEDOUT).hint(&hint)
 }

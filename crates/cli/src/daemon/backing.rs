@@ -24,6 +24,7 @@ use forebay_proto::net::ledger::{
     AccessMode, BufferName, LedgerReply, LedgerRequest, ServedBuffer,
 };
 use forebay_proto::net::servers::ShardPlace;
+use forebay_proto::size::files_text;
 use forebay_proto::{Caller, Errno};
 use forebay_server::{Server, ServerOptions};
 use forebay_store::flash::{Store, StoreOptions};
@@ -720,7 +721,8 @@ fn finish_own(
         let files = cache.dirty_files();
         let pfs = cache.pfs_path().to_path_buf();
         finish_own(server, store, true, (session_over, may_forget))?;
-        let why = format!("{files} files have data that the PFS does not have");
+        let have = if files == 1 { "has" } else { "have" };
+        let why = format!("{} {have} data that the PFS does not have", files_text(files));
         return Err(ControlError::new("destroy the cache of", Some(&pfs), &why)
             .errno(libc::EBUSY)
             .hint("it is kept on flash: the same mount command finds it and drains it"));

@@ -29,7 +29,7 @@ mod watch;
 
 pub use asked::are_stopped;
 pub use backing::{BackingPlan, FIGURES_WAIT, PLANS_WAIT, STATE_WAIT};
-pub use server_wait::ServerWait;
+pub use server_wait::{ServerWait, awaited_text};
 pub use silent::asker_waits;
 pub use spawn::{Reporter, run_in_background};
 

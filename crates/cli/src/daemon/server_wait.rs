@@ -14,9 +14,10 @@ use forebay_client::server_process::{ARE_STOPPED, seen_stopped_at, seen_stopped_
 use forebay_net::handshake::{self, Credential};
 use forebay_net::{Link, LinkError, ServerAddress, Stream};
 use forebay_proto::control::ControlError;
-use forebay_proto::metrics::Unheard;
+use forebay_proto::metrics::{PoolMetrics, Unheard};
 use forebay_proto::net::auth::Purpose;
-use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
+use forebay_proto::timing::Timing;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -194,12 +195,43 @@ fn why_mount_waits(target: &Target) -> Option<String> {
         Greeted::Silent => silent_text(&target.address, seen_stopped_at(&target.address)),
         Greeted::Answers => {
             let name = buffer_name(target).ok()?;
-            let away = said_by(target, &target.address, name)?;
-            format!("waiting for a server of {}: {away}", target.buffer)
+            match said_by(target, &target.address, name.clone()) {
+                Some(away) => format!("waiting for a server of {}: {away}", target.buffer),
+                // It answers, and ends that wait by itself.
+                None => return Some(format!("waiting: {}", asked_for_awaited(target, name)?)),
+            }
         }
         Greeted::Nobody => return None,
     };
     Some(format!("{why}; a server that does not answer is given up after {patience_s} s"))
+}
+
+/// Which servers of the buffer wait for mounts that they had before, by the one that is named.
+fn asked_for_awaited(target: &Target, name: BufferName) -> Option<String> {
+    let request = LedgerRequest::Metrics { name: Some(name), pool: true };
+    let mut ledger = Ledger::connect(&target.address, &target.credential).ok()?;
+    match ledger.ask(&request) {
+        Ok(LedgerReply::PoolMetrics(metrics)) => awaited_text(&metrics, Timing::current().lease),
+        _ => None,
+    }
+}
+
+/// In words: the server that was started again and waits for mounts that it had before; `None` if none does. `lease`: for how long
+/// after its start. It tells no times that pass: the same wait is told in the same words.
+pub fn awaited_text(metrics: &PoolMetrics, lease: Duration) -> Option<String> {
+    let (host, mounts) = metrics.servers.iter().find_map(|server| {
+        let mounts: u64 = server.buffers.iter().map(|buffer| buffer.awaited_mounts).sum();
+        (mounts > 0).then_some((&server.host, mounts))
+    })?;
+    let (mounts, come) = match mounts {
+        1 => ("1 mount".to_string(), "it comes"),
+        mounts => (format!("{mounts} mounts"), "they come"),
+    };
+    let lease_s = lease.as_secs_f64();
+    Some(format!(
+        "the server on {host} was started again and waits for {mounts} that it had before, until {come} back or \
+         {lease_s} s after its start; one that was unmounted with --force meanwhile does not come"
+    ))
 }
 
 /// Of a server that makes no connection; only who asks again and again waits for it.
@@ -230,6 +262,7 @@ fn silent_text(address: &ServerAddress, stopped: Option<u32>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::metrics::{BufferMetrics, ServerMetrics};
 
     #[test]
     fn a_silent_server_is_told_with_its_process_and_what_to_do() {
@@ -271,6 +304,33 @@ mod tests {
             told.contains("`kill -CONT 9`")
                 && told.ends_with("; and of server n2: it cannot be reached"),
             "{told}"
+        );
+    }
+
+    #[test]
+    fn a_server_that_waits_for_mounts_of_its_earlier_start_is_told_with_how_long() {
+        let lease = Duration::from_secs(12);
+        let told = |mounts: &[u64]| {
+            let buffer = |awaited_mounts: &u64| BufferMetrics {
+                awaited_mounts: *awaited_mounts,
+                ..BufferMetrics::default()
+            };
+            let server = |mounts| ServerMetrics {
+                host: "n1".into(),
+                buffers: vec![buffer(mounts)],
+                ..forebay_server::metrics::process()
+            };
+            let servers = mounts.iter().map(server).collect();
+            awaited_text(&PoolMetrics { servers, ..PoolMetrics::default() }, lease)
+        };
+        assert_eq!((told(&[]), told(&[0, 0])), (None, None));
+        assert_eq!(
+            told(&[0, 1]).unwrap(),
+            "the server on n1 was started again and waits for 1 mount that it had before, until it comes back or 12 s after \
+             its start; one that was unmounted with --force meanwhile does not come"
+        );
+        assert!(
+            told(&[2]).unwrap().contains("waits for 2 mounts that it had before, until they come")
         );
     }
 

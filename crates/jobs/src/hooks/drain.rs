@@ -9,7 +9,7 @@ use super::session::Session;
 use forebay_proto::cache::{CacheRequest, TreeState};
 use forebay_proto::control::PathBytes;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{files_text, format_bytes};
 use std::time::{Duration, Instant};
 
 /// Time between two looks at a cache that drains, and after which it is asked to drain again.
@@ -94,9 +94,9 @@ fn undrained(state: &TreeState) -> String {
         format!(": {}: {} {why}", problem.path, problem.state)
     });
     format!(
-        "the cache holds {} of {} files that the PFS does not have{}",
+        "the cache holds {} of {} that the PFS does not have{}",
         format_bytes(state.dirty_bytes),
-        state.files,
+        files_text(state.files),
         example.unwrap_or_default()
     )
 }

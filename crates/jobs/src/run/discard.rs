@@ -19,7 +19,7 @@ use super::{Program, RunError, drain, gone, mount, served};
 use forebay_proto::control::ControlError;
 use forebay_proto::events::UtcTime;
 use forebay_proto::net::ledger::BufferState;
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{files_text, format_bytes};
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -190,10 +190,7 @@ fn say_left(
 }
 
 fn describe(record: &JobRecord, files: &Files) -> String {
-    let count = match files.count {
-        1 => "1 file".to_string(),
-        count => format!("{count} files"),
-    };
+    let count = files_text(files.count);
     let example = files.example.as_ref().map(|name| format!(", such as {name}"));
     let whose = if record.request.cache.is_some() { " that the PFS does not have" } else { "" };
     format!("{count}{whose}, {}{}", format_bytes(files.bytes), example.unwrap_or_default())

@@ -9,7 +9,7 @@ use super::step::{Ended, Step, StepSummary};
 use forebay_client::Control;
 use forebay_proto::cache::{CacheRequest, TreeState};
 use forebay_proto::control::{ControlError, PathBytes};
-use forebay_proto::size::format_bytes;
+use forebay_proto::size::{entries_text, format_bytes};
 use rustix::process::Signal;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub(super) fn state(mount_point: &Path) -> Result<TreeState, ControlError> {
 
 fn text(state: &TreeState) -> String {
     let mut text =
-        format!("{} files, {} not on the PFS yet", state.files, format_bytes(state.dirty_bytes));
+        format!("{} not on the PFS yet", entries_text(state.files, state.dirty_bytes, 0));
     if state.failed + state.conflicts > 0 {
         text += &format!(", {} failed, {} in conflict", state.failed, state.conflicts);
     }

@@ -130,6 +130,33 @@ fn an_empty_mount_point_is_not_the_pfs() {
 }
 
 #[test]
+fn a_directory_that_is_removed_meanwhile_is_counted_once_beside_the_files() {
+    let removed = Arc::new(parking_lot::Mutex::new(None::<PathBuf>));
+    let hook: PfsHook = {
+        let removed = removed.clone();
+        Arc::new(move |call, _| {
+            // Before the first file is made; the others wait for that.
+            if call == "create"
+                && let Some(dir) = removed.lock().take()
+            {
+                std::fs::remove_dir(dir).unwrap();
+            }
+            Ok(())
+        })
+    };
+    let site = with_hook(hook);
+    std::fs::create_dir(site.buffer("d")).unwrap();
+    for number in 0..8 {
+        std::fs::write(site.buffer("d").join(number.to_string()), b"x").unwrap();
+    }
+    std::fs::create_dir(site.pfs("to")).unwrap();
+    *removed.lock() = Some(site.pfs("to"));
+    let status = site.run(site.stage_out("/d", "to"));
+    assert_eq!(status.state, PlanState::Failed);
+    assert_eq!(status.failed_text(), "8 files and 1 other entry", "{:?}", status.errors);
+}
+
+#[test]
 fn a_source_that_changes_is_never_published_as_good() {
     let pulse = Arc::new(AtomicBool::new(false));
     let path = Arc::new(parking_lot::Mutex::new(PathBuf::new()));

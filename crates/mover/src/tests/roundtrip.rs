@@ -382,6 +382,26 @@ fn directories_that_fail_are_counted_beside_the_files_that_fail() {
 }
 
 #[test]
+fn a_tree_whose_place_is_missing_fails_as_a_directory() {
+    let site = Site::new();
+    std::fs::create_dir(site.buffer("from")).unwrap();
+    for name in ["a", "b"] {
+        std::fs::write(site.buffer("from").join(name), b"1").unwrap();
+    }
+    for kind in [StageKind::Auto, StageKind::Directory] {
+        let mut stage_out = site.stage_out("/from", "missing/x");
+        stage_out.kind = kind;
+        let status = site.run(stage_out);
+        assert_eq!(status.errors[0].errno, libc::ENOENT, "{:?}", status.errors);
+        // No file was tried.
+        assert_eq!((status.files_failed, status.other_entries_failed), (1, 1));
+    }
+    // Of a file it is that.
+    let status = site.run(site.stage_out("/from/a", "missing/x"));
+    assert_eq!((status.files_failed, status.other_entries_failed), (1, 0));
+}
+
+#[test]
 fn lists_name_paths_on_either_side() {
     let mut site = Site::new();
     std::fs::create_dir_all(site.pfs("sub/tree")).unwrap();

@@ -395,6 +395,7 @@ impl Sessions {
     pub fn fill_metrics(&self, told: &mut BufferMetrics) {
         self.calls.fill_metrics(told);
         told.sessions = self.table.count() as u64;
+        told.awaited_mounts = self.grace.awaited().len() as u64;
         told.leases = self.leases.count() as u64;
         told.recalls = self.changes.recalls();
         let locks = self.locks.table().counts();

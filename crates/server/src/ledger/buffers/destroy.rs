@@ -13,6 +13,7 @@ use forebay_failpoint::step;
 use forebay_proto::control::ControlError;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, MountedClient};
 use forebay_proto::net::pool::{PartFacts, PoolQuestion};
+use forebay_proto::size::files_text;
 
 const WHAT: &str = "destroy";
 /// Most mounts named in a message.
@@ -97,7 +98,8 @@ impl Buffers {
         match dirty {
             0 => Ok(()),
             _ => {
-                let why = format!("{dirty} files have data that the PFS does not have");
+                let have = if dirty == 1 { "has" } else { "have" };
+                let why = format!("{} {have} data that the PFS does not have", files_text(dirty));
                 Err(of(WHAT, record.name(), &why, libc::EBUSY).hint(
                     "`forebay wait` drains and waits, `forebay resolve` ends conflicts; --discard-dirty loses it",
                 ))
