@@ -168,6 +168,8 @@ impl Attributes {
             })?;
             let has_times = |f: &&Arc<CacheFile>| f.is_dirty() && !f.state.lock().is_lost();
             if let Some(file) = file.as_ref().filter(has_times) {
+                // Not in the midst of a fill or an eviction, which would set the old one again.
+                let _gate = file.gate.read();
                 self.flash.set_times(file.ino, at(change.atime), at(change.mtime))?;
             }
         }

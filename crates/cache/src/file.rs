@@ -321,6 +321,11 @@ impl FileState {
         self.record.whole && self.locals > 0
     }
 
+    /// True while blocks of a file are fetched of which nothing is dirty.
+    pub fn is_clean_and_filled(&self) -> bool {
+        !self.record.is_dirty() && !self.filling.is_empty()
+    }
+
     /// True if a block need not be fetched.
     pub fn here(&self, block: u64) -> bool {
         self.record.whole

@@ -12,7 +12,7 @@ use super::map::{BLOCK_BYTES, Entry};
 use super::parts::Parts;
 use super::pfs::PfsDir;
 use super::pfs_inodes::PfsInodes;
-use super::space::Space;
+use super::space::{Space, WAIT};
 use forebay_activity::{Activity, Begun};
 use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::{Errno, Result};
@@ -135,7 +135,7 @@ impl Fills {
         self.activity.end(begun, ActivityKind::Stall, file.number(), place, why as i64);
     }
 
-    /// False if what was fetched is of no use any more.
+    /// False if what was fetched is of no use any more, or somebody uses the file for long.
     fn fetch_piece(
         &self,
         file: &Arc<CacheFile>,
@@ -155,7 +155,18 @@ impl Fills {
         }
         self.counters.filled(length as u64);
         forebay_failpoint::step("a fill has read the PFS");
-        let _gate = file.gate.read();
+        // Of a dirty file the object's mtime is the file's, and a fill is no write: it has to stay, so nobody writes meanwhile.
+        // What is clean does not become dirty by a write before this fill is done.
+        let shared = file.gate.read();
+        let (_shared, alone) = match file.is_dirty() {
+            false => (Some(shared), None),
+            true => {
+                drop(shared);
+                // Who reads past the cache has it until the PFS answers, and others would wait behind this.
+                let Some(alone) = file.gate.try_write_for(WAIT) else { return Ok(false) };
+                (None, Some(alone))
+            }
+        };
         // A truncation cannot come in between now; one that came before counts.
         let limit = {
             let state = file.state.lock();
@@ -166,10 +177,14 @@ impl Fills {
         };
         let usable = limit.saturating_sub(offset).min(length as u64) as usize;
         let data = &buffer[..usable];
-        match self.flash.write(file.ino, offset, data) {
-            Ok(written) if written == data.len() => {}
-            Ok(_) => return Err(Errno::ENOSPC),
-            Err(e) => return Err(e),
+        let write = || match self.flash.write(file.ino, offset, data) {
+            Ok(written) if written == data.len() => Ok(()),
+            Ok(_) => Err(Errno::ENOSPC),
+            Err(e) => Err(e),
+        };
+        match alone.is_some() {
+            true => self.flash.keep_mtime(file.ino, write)?,
+            false => write()?,
         }
         forebay_failpoint::step("data of a fill is on flash");
         let entries: Vec<Entry> = data.chunks(BLOCK_BYTES as usize).map(Entry::of).collect();

@@ -448,6 +448,15 @@ impl Flash {
         self.names.on_object(ino, self.objects().set_times(ObjectId::whole(ino), atime, mtime))
     }
 
+    /// Changes the data in a way that is no write of the file: its mtime stays. Nobody else may write, or set it, meanwhile.
+    pub fn keep_mtime(&self, ino: Ino, change: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mtime = self.stat(ino)?.mtime;
+        let changed = change();
+        // Also after an error: a part of it may be done.
+        self.set_times(ino, None, Some(mtime))?;
+        changed
+    }
+
     /// The object itself, for the kernel.
     pub fn open(&self, ino: Ino) -> Result<File> {
         self.names.on_object(ino, self.objects().open_object(ObjectId::whole(ino)))

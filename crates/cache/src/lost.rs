@@ -91,7 +91,12 @@ impl Losses {
             let state = file.state.lock();
             (state.seen_bytes, state.is_lost() || state.map_gone)
         };
-        match self.flash.stat(file.ino) {
+        // Not in the midst of a fill or an eviction, which has moved its mtime and sets it again.
+        let looked = {
+            let _gate = file.gate.read();
+            self.flash.stat(file.ino)
+        };
+        match looked {
             Ok(object) if object.size_bytes >= seen_bytes && !is_suspect => Ok(Some(object)),
             _ if self.data_is_lost(file)? => Ok(None),
             _ => self.flash.stat(file.ino).map(Some),

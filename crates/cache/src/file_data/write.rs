@@ -9,12 +9,14 @@ use super::super::file::{CacheFile, FileState};
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
 use super::super::record::SyncState;
+use super::super::space::WAIT;
 use super::FileData;
 use forebay_policy::room::Waiter;
 use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::api::WriteMode;
 use forebay_proto::asked;
 use forebay_proto::{Errno, Result};
+use parking_lot::RwLockWriteGuard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -118,8 +120,23 @@ impl FileData {
         let _held = file.hold(edges(offset, length));
         loop {
             self.complete_edges(file, offset, length)?;
-            let _gate = file.gate.read();
+            // A fill that has met the file clean, and is putting data on flash, would give it a later mtime than this write does.
+            let is_filled = file.state.lock().is_clean_and_filled();
+            let (shared, alone) = match is_filled {
+                false => (Some(file.gate.read()), None),
+                true => match file.gate.try_write_for(WAIT) {
+                    None => {
+                        asked::still_wanted()?;
+                        continue;
+                    }
+                    alone => (None, alone),
+                },
+            };
             let mut state = file.state.lock();
+            if alone.is_none() && state.is_clean_and_filled() {
+                // It has begun in between.
+                continue;
+            }
             if !edges(offset, length).all(|b| state.here(b)) {
                 // Evicted in between.
                 continue;
@@ -127,6 +144,8 @@ impl FileData {
             let blocks = blocks_of(offset, length);
             if blocks.clone().any(|b| state.filling.contains(&b)) {
                 let begun = self.activity.begin();
+                // The fill needs it.
+                drop((shared, alone));
                 file.filled.wait(&mut state);
                 drop(state);
                 self.fills.stalled(begun, file, &blocks, Stall::Fill);
@@ -143,6 +162,7 @@ impl FileData {
             begin(&mut state, &self.flash, file, blocks.clone())?;
             self.room_ahead.take_room_ahead(file, &mut state, offset, length);
             drop(state);
+            let _gate = alone.map(RwLockWriteGuard::downgrade).or(shared);
             let written = self.flash.write(file.ino, offset, data);
             forebay_failpoint::step("dirty data is on flash");
             let done = written.as_ref().map_or(&data[..0], |n| &data[..*n]);

@@ -25,7 +25,8 @@ pub(crate) enum Went {
 }
 
 impl Space {
-    /// Evicts the blocks of `clean`, and gives back what lies in all of `around`, of which nothing else is here.
+    /// Evicts the blocks of `clean`, and gives back what lies in all of `around`, of which nothing else is here. With the
+    /// file's `gate` held alone.
     fn evict_run(
         &self,
         file: &CacheFile,
@@ -38,7 +39,12 @@ impl Space {
         // The entries first: a kill in between leaves data that nobody believes.
         state.put(&self.flash, file, clean.start, &vec![Entry::default(); count])?;
         forebay_failpoint::step("a block is off the map");
-        self.flash.punch(file.ino, around)
+        let punch = || self.flash.punch(file.ino, around);
+        match state.record.is_dirty() {
+            // The object's mtime is the file's, and this is no write.
+            true => self.flash.keep_mtime(file.ino, punch),
+            false => punch(),
+        }
     }
 
     /// Evicts what is clean of a segment. Who uses its file is waited for so long.

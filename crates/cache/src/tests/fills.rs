@@ -1,10 +1,11 @@
-//! Fetches that are slow: what is written, cut or punched meanwhile counts.
+//! Fetches that are slow: what is written, cut or punched meanwhile counts, and they are no writes.
 
 use super::super::file::CacheFile;
 use super::super::map::BLOCK_BYTES;
 use super::*;
 use forebay_failpoint::kill::HOOK;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle};
 
@@ -117,4 +118,71 @@ fn what_is_punched_or_cut_while_it_is_fetched_is_gone() {
         assert!(rig.read_pfs("in") == data, "cut: {cut}");
         cache.crash();
     }
+}
+
+/// The object of a dirty file has the file's mtime, and a program may have read ahead before it wrote.
+#[test]
+fn a_fetch_and_an_eviction_do_not_move_the_mtime_of_what_is_written() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let (handle, file, mut data) = sixteen_blocks(&rig, &cache);
+    let at = 12 * BLOCK_BYTES;
+    let written = pattern(2, BLOCK_BYTES as usize);
+    let mtime = || cache.fs.getattr(handle.ino).unwrap().mtime;
+    // What the kernel stamps next has another time, also before Linux 6.13.
+    let a_tick = || std::thread::sleep(Duration::from_millis(25));
+    let seen = std::thread::scope(|scope| {
+        let fetch = Slow::fetch(scope, &cache.fs, &file, 0..8);
+        fetch.has_read.recv().unwrap();
+        handle.write(at, &written).unwrap();
+        let seen = mtime();
+        a_tick();
+        fetch.end();
+        seen
+    });
+    data[at as usize..][..written.len()].copy_from_slice(&written);
+    assert!(file.state.lock().all_here(0, 8 * BLOCK_BYTES), "fetched");
+    assert_eq!(mtime(), seen, "a fetch is no write");
+    a_tick();
+    cache.fs.stack.space.evict_segment(file.ino, 0, Duration::from_secs(10)).unwrap();
+    assert!(!file.state.lock().here(0), "evicted");
+    assert_eq!(mtime(), seen, "an eviction is no write");
+    assert!(cache.flush("/").is_durable());
+    assert_eq!(mtime(), seen, "a drain is no write");
+    let on_pfs = std::fs::metadata(rig.pfs("in")).unwrap();
+    assert_eq!((on_pfs.mtime(), on_pfs.mtime_nsec()), (seen.sec, i64::from(seen.nsec)));
+    assert!(handle.read_all().unwrap() == data);
+    drop(handle);
+    assert!(rig.read_pfs("in") == data);
+    cache.crash();
+}
+
+/// The fetch has the dirty file for itself while it puts its blocks on flash, and so needs what the writer has.
+#[test]
+fn a_write_waits_for_the_fetch_of_its_block_of_a_dirty_file() {
+    let rig = Rig::new(64 * MIB);
+    let cache = rig.open();
+    let (handle, file, mut data) = sixteen_blocks(&rig, &cache);
+    let written = pattern(2, BLOCK_BYTES as usize);
+    let places = [12 * BLOCK_BYTES, 2 * BLOCK_BYTES];
+    handle.write(places[0], &written).unwrap();
+    std::thread::scope(|scope| {
+        let fetch = Slow::fetch(scope, &cache.fs, &file, 0..8);
+        fetch.has_read.recv().unwrap();
+        let writer = scope.spawn(|| handle.write(places[1], &written).unwrap());
+        let until = Instant::now() + Duration::from_millis(300);
+        while !writer.is_finished() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!writer.is_finished(), "the fetch would come over it");
+        fetch.end();
+    });
+    for place in places {
+        data[place as usize..][..written.len()].copy_from_slice(&written);
+    }
+    assert!(handle.read_all().unwrap() == data);
+    drop(handle);
+    assert!(cache.flush("/").is_durable());
+    assert!(rig.read_pfs("in") == data);
+    cache.crash();
 }
