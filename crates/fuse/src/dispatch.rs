@@ -204,7 +204,7 @@ fn call(
 mod memory;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::memory::MemoryFs;
     use super::*;
     use crate::init::Agreed;
@@ -212,7 +212,8 @@ mod tests {
     use proptest::prelude::*;
     use zerocopy::{FromBytes, IntoBytes};
 
-    fn connection(store: &std::path::Path, device: &str) -> Connection {
+    /// What serves from this directory, and answers into this file.
+    pub(crate) fn connection(store: &std::path::Path, device: &str) -> Connection {
         let file = std::fs::File::options().read(true).write(true).open(device).unwrap();
         let device = Arc::new(Device::new(file.into()));
         let agreed = Agreed { minor: abi::KERNEL_MINOR_VERSION, flags: u64::MAX };

@@ -3,7 +3,8 @@
 //! A file system that may hang ([`forebay_proto::FileSystem::may_hang`]) keeps nobody from ending: a program that gets a
 //! signal and still waits a moment later gets EINTR, at once if the signal kills it. First its thread here is asked to end
 //! ([`forebay_proto::asked`]), so that the answer says what was done; one that does not end, because it is in a call on a
-//! PFS, is answered for, and what its call gives is taken back when it comes. A file system that waits for flash alone is
+//! PFS, is answered for, and what its call gives is taken back when it comes. One that has not looked since the signal is in
+//! such a call: it is not waited for. A file system that waits for flash alone is
 //! waited for, as any local one; only requests that change nothing let go of a caller that is killed.
 //!
 //! Invariant: what a call that was answered for may still change, no later request changes before that call has ended: else
@@ -34,18 +35,27 @@ use zerocopy::IntoBytes;
 
 /// How long a request goes on after a signal that does not kill: most have ended by then. A call may make two, one after the
 /// other: a change of a size asks for `security.capability` first. The second one's time is that of the first ([`LetGo`]).
-const AFTER_A_SIGNAL: Duration = Duration::from_millis(350);
+const AFTER_A_SIGNAL: Duration = Duration::from_millis(250);
+/// A thread that has not looked for so long would not hear that it is to end: longer than it waits without a look
+/// ([`asked::LOOK`]).
+const SILENT: Duration = Duration::from_millis(240);
+const _: () = assert!(SILENT.as_millis() > asked::LOOK.as_millis());
 /// How long its thread may take to end after it was asked to: longer than it waits without a look ([`asked::LOOK`]).
 const TO_END: Duration = Duration::from_millis(300);
 const _: () = assert!(TO_END.as_millis() > asked::LOOK.as_millis());
 /// So long after the signal nobody waits for threads any more, but for a look.
-const LAST: Duration = Duration::from_millis(700);
+const LAST: Duration = Duration::from_millis(550);
+const _: () = assert!(
+    LAST.as_millis() > AFTER_A_SIGNAL.as_millis() + LOOK.as_millis() + asked::LOOK.as_millis()
+);
 /// How long what a thread asks for counts as one call with a request of it that was let go. Whoever has a signal is told within
 /// this time.
 const ONE_CALL: Duration = Duration::from_secs(1);
 /// How often interrupted requests are looked at, and all that is under way.
 const LOOK: Duration = Duration::from_millis(50);
 const LOOK_AT_ALL: Duration = Duration::from_secs(1);
+/// A look within this time of the last one, for a request that was interrupted meanwhile, leaves the others out.
+const LOOK_AGAIN: Duration = Duration::from_millis(12);
 /// An interrupt may be read before its request is entered; how long it is remembered for that.
 const EARLY: Duration = Duration::from_secs(1);
 /// Most interrupted requests that are looked after; the kernel has no more threads that wait, mostly.
@@ -129,28 +139,63 @@ struct Interrupted {
     since: Instant,
     /// When its thread was asked to end.
     asked: Option<Instant>,
+    /// When it was looked at.
+    looked: Option<Instant>,
+    /// How often its thread had looked, and since when it has not.
+    silent: Option<(u64, Instant)>,
 }
 
-/// Threads that were let go lately, and since when a signal had waited then.
-#[derive(Default)]
-struct LetGo(HashMap<u32, Instant>);
-
-impl LetGo {
-    /// Since when a signal has waited for the thread of a request that was interrupted `since` then.
-    fn since(&self, tid: u32, since: Instant) -> Instant {
-        let is_one_call = |first: &Instant| since.saturating_duration_since(*first) < ONE_CALL;
-        self.0.get(&tid).copied().filter(is_one_call).map_or(since, |first| first.min(since))
+impl Interrupted {
+    fn new(unique: u64) -> Interrupted {
+        Interrupted { unique, since: Instant::now(), asked: None, looked: None, silent: None }
     }
 
-    fn note(&mut self, tid: u32, since: Instant) {
+    /// Whether it is to be looked at now; then it counts as looked at.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.looked.is_none_or(|at| at.elapsed() >= LOOK_AGAIN);
+        if is_due {
+            self.looked = Some(Instant::now());
+        }
+        is_due
+    }
+
+    /// How long its thread has not looked, as far as was seen; it has looked so often by now.
+    fn silent_for(&mut self, looks: u64) -> Duration {
+        match self.silent {
+            Some((before, since)) if before == looks => since.elapsed(),
+            _ => {
+                self.silent = Some((looks, Instant::now()));
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+/// Threads that were let go lately, since when a signal had waited then, and whether a request of theirs was answered for.
+#[derive(Default)]
+struct LetGo(HashMap<u32, (Instant, bool)>);
+
+impl LetGo {
+    /// Since when a signal has waited for the thread of a request that was interrupted `since` then, and whether a request
+    /// of the same call was answered for.
+    fn since(&self, tid: u32, since: Instant) -> (Instant, bool) {
+        match self.0.get(&tid) {
+            Some(&(first, was_silent)) if since.saturating_duration_since(first) < ONE_CALL => {
+                (first.min(since), was_silent)
+            }
+            _ => (since, false),
+        }
+    }
+
+    fn note(&mut self, tid: u32, since: Instant, was_silent: bool) {
         // 0 is the kernel itself, for all.
         if tid != 0 {
-            self.0.insert(tid, since);
+            self.0.insert(tid, (since, was_silent));
         }
     }
 
     fn forget_old(&mut self) {
-        self.0.retain(|_, first| first.elapsed() < ONE_CALL);
+        self.0.retain(|_, (first, _)| first.elapsed() < ONE_CALL);
     }
 }
 
@@ -178,9 +223,17 @@ impl Kind {
     }
 }
 
-/// Whether a request is answered for, so long after the signal and after its thread was asked to end.
-fn is_answered_for(opcode: u32, since: Duration, asked: Duration) -> bool {
-    !is_about_locks(opcode) && (asked >= TO_END || (since >= LAST && asked >= LOOK))
+/// Whether a request is answered for, so long after the signal and after its thread was asked to end, which has not looked
+/// for so long, or `was_silent` in a request before of the same call.
+fn is_answered_for(
+    opcode: u32,
+    since: Duration,
+    asked: Duration,
+    silent: Duration,
+    was_silent: bool,
+) -> bool {
+    let is_last = was_silent || since >= LAST;
+    !is_about_locks(opcode) && (asked >= TO_END || silent >= SILENT || (is_last && asked >= LOOK))
 }
 
 /// Requests that were interrupted and have not ended.
@@ -213,6 +266,14 @@ impl Unsettled {
         calls.retain(|(call, _)| *call != unique);
         self.count.store(calls.len(), Ordering::Release);
         self.ended.notify_all();
+    }
+
+    /// Who waits here is to look: somebody was asked to end.
+    fn look(&self) {
+        if self.count.load(Ordering::Acquire) > 0 {
+            let _calls = self.calls.lock();
+            self.ended.notify_all();
+        }
     }
 
     /// Waits until none of them may change these. EINTR if nobody waits for that any more.
@@ -283,7 +344,7 @@ impl Waits {
     fn interrupt(&self, unique: u64) {
         let mut state = self.state.lock();
         if state.interrupted.len() < MAX_INTERRUPTED {
-            state.interrupted.push(Interrupted { unique, since: Instant::now(), asked: None });
+            state.interrupted.push(Interrupted::new(unique));
             self.wake.notify_one();
         }
     }
@@ -343,7 +404,7 @@ impl Waits {
         for &(unique, tid) in now.iter().filter(|under_way| last.contains(under_way)) {
             let known = interrupted.iter().any(|other| other.unique == unique);
             if !known && is_dying(tid) && interrupted.len() < MAX_INTERRUPTED {
-                interrupted.push(Interrupted { unique, since: Instant::now(), asked: None });
+                interrupted.push(Interrupted::new(unique));
             }
         }
         *last = now;
@@ -351,16 +412,20 @@ impl Waits {
 
     /// Looks after an interrupted request; false when there is nothing more to do.
     fn goes_on(&self, cx: &Connection, interrupted: &mut Interrupted, let_go: &mut LetGo) -> bool {
+        if !interrupted.is_due() {
+            return true;
+        }
         let unique = interrupted.unique;
         let queued = self.queued.lock().get(&unique).cloned();
         if let Some(waiting) = queued {
-            interrupted.since = let_go.since(waiting.tid, interrupted.since);
-            if !self.lets_go(cx, &waiting, interrupted.since) {
+            let (since, was_silent) = let_go.since(waiting.tid, interrupted.since);
+            interrupted.since = since;
+            if !self.lets_go(cx, &waiting, since) {
                 return true;
             }
             // Not if a worker has just begun.
             if self.dequeue(unique) {
-                let_go.note(waiting.tid, interrupted.since);
+                let_go.note(waiting.tid, since, was_silent);
                 waiting.answer_interrupted();
                 return false;
             }
@@ -370,37 +435,41 @@ impl Waits {
             return interrupted.asked.is_none() && interrupted.since.elapsed() < EARLY;
         };
         let Some(waiting) = serving.now.lock().clone() else { return false };
-        interrupted.since = let_go.since(waiting.tid, interrupted.since);
-        let since = interrupted.since;
-        match interrupted.asked {
-            None if self.lets_go(cx, &waiting, since) => {
-                serving.asked.give_up(unique);
-                let_go.note(waiting.tid, since);
-                interrupted.asked = Some(Instant::now());
-            }
-            Some(asked) if is_answered_for(waiting.opcode, since.elapsed(), asked.elapsed()) => {
-                let mut now = serving.now.lock();
-                if now.as_ref().is_some_and(|now| now.unique == unique) {
-                    *now = None;
-                    self.unsettled.begin(unique, waiting.changes);
-                    waiting.answer_interrupted();
-                }
-                return false;
-            }
-            _ => {}
+        let (since, was_silent) = let_go.since(waiting.tid, interrupted.since);
+        interrupted.since = since;
+        let silent = interrupted.silent_for(serving.asked.looks());
+        if interrupted.asked.is_none() && self.lets_go(cx, &waiting, since) {
+            serving.asked.give_up(unique);
+            self.unsettled.look();
+            let_go.note(waiting.tid, since, was_silent);
+            interrupted.asked = Some(Instant::now());
         }
-        true
+        let Some(asked) = interrupted.asked else { return true };
+        let (since_signal, since_asked) = (since.elapsed(), asked.elapsed());
+        if !is_answered_for(waiting.opcode, since_signal, since_asked, silent, was_silent) {
+            return true;
+        }
+        let mut now = serving.now.lock();
+        if now.as_ref().is_some_and(|now| now.unique == unique) {
+            *now = None;
+            let_go.note(waiting.tid, since, true);
+            self.unsettled.begin(unique, waiting.changes);
+            waiting.answer_interrupted();
+        }
+        false
     }
 
     /// Whether a request that was interrupted then lets go of its caller now.
     fn lets_go(&self, cx: &Connection, waiting: &Waiting, since: Instant) -> bool {
-        let kind = Kind {
+        let kind = |is_dying| Kind {
             may_hang: self.may_hang,
             opcode: waiting.opcode,
             is_page: waiting.is_page,
-            is_dying: is_dying(waiting.tid),
+            is_dying,
         };
-        kind.lets_go(since.elapsed(), || cx.fs.is_answering(waiting.of))
+        // What ends in either case asks nobody: of many, each would read a file, and a busy machine takes long for that.
+        kind(false).lets_go(since.elapsed(), || cx.fs.is_answering(waiting.of))
+            || (is_dying(waiting.tid) && kind(true).lets_go(since.elapsed(), || true))
     }
 
     /// Whether a request is looked after.
@@ -543,6 +612,7 @@ fn is_exiting(stat: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dispatch::tests::connection;
 
     #[test]
     fn only_who_has_no_memory_is_asked_whether_it_ends() {
@@ -558,7 +628,8 @@ mod tests {
     }
 
     /// When a caller is let go of whom a signal came at 0, by a request that begins at `begun`. Looks are made from `phase` after
-    /// that on; a thread that `ends` does so when it has looked. `None`: not by a signal.
+    /// that on; a thread that `ends` looks, and does so when it has; another one looks nowhere, nor has it before in the call.
+    /// `None`: not by a signal.
     fn let_go_at(
         kind: Kind,
         is_answering: bool,
@@ -568,16 +639,21 @@ mod tests {
     ) -> Option<u64> {
         let at_ms = Duration::from_millis;
         let (look_ms, thread_ms) = (LOOK.as_millis() as u64, asked::LOOK.as_millis() as u64);
+        let was_silent = !ends && begun > 0;
         let mut asked: Option<u64> = None;
         for look in 0..200 {
             let now = begun + phase + look * look_ms;
-            match asked {
-                None if kind.lets_go(at_ms(now), || is_answering) => asked = Some(now),
-                Some(at) if ends && now >= at + thread_ms => return Some(at + thread_ms),
-                Some(at) if is_answered_for(kind.opcode, at_ms(now), at_ms(now - at)) => {
-                    return Some(now);
-                }
-                _ => {}
+            if asked.is_none() && kind.lets_go(at_ms(now), || is_answering) {
+                asked = Some(now);
+            }
+            let Some(at) = asked else { continue };
+            if ends && now >= at + thread_ms {
+                return Some(at + thread_ms);
+            }
+            // Who looks has done so within the time of a look of its own.
+            let silent = at_ms(if ends { thread_ms } else { look * look_ms });
+            if is_answered_for(kind.opcode, at_ms(now), at_ms(now - at), silent, was_silent) {
+                return Some(now);
             }
         }
         None
@@ -599,6 +675,9 @@ mod tests {
                     // A call of two requests: the second one begins when the first has ended.
                     let of_two = let_go_at(kind(opcode), false, ends, of_one, second).unwrap();
                     assert!(of_one <= of_two && of_two < SECOND_MS, "{opcode}: {of_one} {of_two}");
+                    // The rest of the second is for a machine that is busy.
+                    let most = if ends { 750 } else { 400 };
+                    assert!(of_two <= most, "{opcode}: {of_one} {of_two}");
                     let dies = Kind { is_dying: true, ..kind(opcode) };
                     let killed = let_go_at(dies, true, ends, 0, first).unwrap();
                     assert!(killed < SECOND_MS / 2, "{opcode}: {killed}");
@@ -618,16 +697,74 @@ mod tests {
         let begun = Instant::now();
         let after = |ms: u64| begun + Duration::from_millis(ms);
         let mut let_go = LetGo::default();
-        assert_eq!(let_go.since(7, after(0)), after(0));
-        let_go.note(7, after(0));
-        assert_eq!(let_go.since(7, after(600)), after(0));
-        assert_eq!(let_go.since(8, after(600)), after(600), "another thread");
+        assert_eq!(let_go.since(7, after(0)), (after(0), false));
+        let_go.note(7, after(0), false);
+        assert_eq!(let_go.since(7, after(600)), (after(0), false));
+        assert_eq!(let_go.since(8, after(600)), (after(600), false), "another thread");
+        let_go.note(7, after(0), true);
+        assert_eq!(let_go.since(7, after(600)), (after(0), true), "it was answered for");
         // Not a program that has signals again and again: each call has its time.
-        assert_eq!(let_go.since(7, after(1_000)), after(1_000));
-        let_go.note(0, after(0));
-        assert_eq!(let_go.since(0, after(600)), after(600), "nobody's request");
-        let_go.note(7, after(900));
-        assert_eq!(let_go.since(7, after(1_200)), after(900));
+        assert_eq!(let_go.since(7, after(1_000)), (after(1_000), false));
+        let_go.note(0, after(0), true);
+        assert_eq!(let_go.since(0, after(600)), (after(600), false), "nobody's request");
+        let_go.note(7, after(900), false);
+        assert_eq!(let_go.since(7, after(1_200)), (after(900), false));
+    }
+
+    #[test]
+    fn one_look_answers_for_all_threads_that_look_nowhere() {
+        let (store, answers) =
+            (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let cx = connection(store.path(), answers.path().to_str().unwrap());
+        let waits = Waits::new(true);
+        let signal = Instant::now() - AFTER_A_SIGNAL;
+        let begin = |unique| {
+            let serving = Arc::new(Serving::default());
+            serving.begin(Waiting {
+                unique,
+                opcode: op::UNLINK,
+                tid: 0,
+                of: None,
+                is_page: false,
+                changes: [Some(Ino(unique)), None],
+                device: Arc::clone(&cx.device),
+            });
+            waits.threads.lock().push(Arc::clone(&serving));
+            let silent = Some((serving.asked.looks(), signal));
+            (serving, Interrupted { since: signal, silent, ..Interrupted::new(unique) })
+        };
+        let mut let_go = LetGo::default();
+        let uniques = (2u64..102).step_by(2);
+        let mut all: Vec<_> = uniques.clone().map(&begin).collect();
+        // One that has looked meanwhile has time to end by itself.
+        let (hears, mut other) = begin(200);
+        other.silent = Some((u64::MAX, signal));
+        assert!(waits.goes_on(&cx, &mut other, &mut let_go));
+        assert!(other.asked.is_some());
+        for (serving, interrupted) in &mut all {
+            assert!(!waits.goes_on(&cx, interrupted, &mut let_go));
+            assert!(!serving.end(), "it was not answered for");
+        }
+        assert!(hears.end(), "it was answered for");
+        assert_eq!(waits.unsettled.count.load(Ordering::Acquire), all.len());
+        let len = size_of::<abi::OutHeader>() as u32;
+        let answer = |unique| abi::OutHeader { len, error: -libc::EINTR, unique };
+        let wanted: Vec<u8> = uniques.flat_map(|u| answer(u).as_bytes().to_vec()).collect();
+        assert_eq!(std::fs::read(answers.path()).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_look_of_a_thread_ends_its_silence() {
+        let mut interrupted = Interrupted::new(2);
+        assert_eq!(interrupted.silent_for(0), Duration::ZERO);
+        interrupted.silent = interrupted.silent.map(|(looks, since)| (looks, since - SILENT));
+        assert!(interrupted.silent_for(0) >= SILENT);
+        assert_eq!(interrupted.silent_for(1), Duration::ZERO);
+        assert!(interrupted.is_due());
+        interrupted.looked = Some(Instant::now() + LOOK_AT_ALL * 60);
+        assert!(!interrupted.is_due(), "just looked at");
+        interrupted.looked = Some(Instant::now() - LOOK_AGAIN);
+        assert!(interrupted.is_due());
     }
 
     #[test]

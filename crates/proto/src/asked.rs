@@ -26,6 +26,8 @@ pub struct Asked {
     current: AtomicU64,
     /// The last one that was given up.
     given_up: AtomicU64,
+    /// How often it has looked.
+    looks: AtomicU64,
 }
 
 impl Asked {
@@ -44,7 +46,13 @@ impl Asked {
         self.given_up.store(number, Ordering::Release);
     }
 
+    /// How often the thread has looked so far. One that has not for longer than [`LOOK`] is in a call that it cannot end.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
     fn is_given_up(&self) -> bool {
+        self.looks.fetch_add(1, Ordering::Relaxed);
         let current = self.current.load(Ordering::Acquire);
         current != 0 && self.given_up.load(Ordering::Acquire) == current
     }
@@ -84,6 +92,20 @@ pub fn part<T>(of: Option<Arc<Asked>>, work: impl FnOnce() -> T) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_look_counts() {
+        let asked = Arc::new(Asked::default());
+        asked.serve_here();
+        assert_eq!(asked.looks(), 0);
+        assert!(!is_given_up());
+        still_wanted().unwrap();
+        assert_eq!(asked.looks(), 2);
+        part(None, || still_wanted().unwrap());
+        assert_eq!(asked.looks(), 2, "a look at nothing");
+        part(here(), || still_wanted().unwrap());
+        assert_eq!(asked.looks(), 3);
+    }
 
     #[test]
     fn only_the_request_that_was_given_up_ends() {

@@ -463,10 +463,10 @@ pub fn try_run_until(
     is_enough: impl Fn(&str) -> bool,
 ) -> (bool, String) {
     use std::process::Stdio;
-    let has_said_enough = |text: &std::sync::Mutex<Vec<u8>>| {
-        is_enough(&String::from_utf8_lossy(&text.lock().unwrap()))
-    };
+    let has_said_enough = |text: &Said| is_enough(&String::from_utf8_lossy(&text.lock().unwrap()));
     let (ours, theirs) = pipe();
+    let copy = || ours.try_clone().expect("a copy of the pipe's end");
+    let (pipe_end, waited_at) = (copy(), copy());
     let spawned =
         command.stdin(Stdio::null()).stdout(theirs.try_clone().unwrap()).stderr(theirs).spawn();
     // The command keeps copies of the pipe's end for a next run: put something else there.
@@ -477,8 +477,13 @@ pub fn try_run_until(
     let sink = text.clone();
     let reader = std::thread::spawn(move || {
         let (mut from, mut some) = (std::fs::File::from(ours), [0u8; 4096]);
-        while let Ok(count @ 1..) = from.read(&mut some) {
-            sink.lock().unwrap().extend_from_slice(&some[..count]);
+        loop {
+            while !has_more(&waited_at, -1) {}
+            let mut text = sink.lock().unwrap();
+            match from.read(&mut some) {
+                Ok(count @ 1..) => text.extend_from_slice(&some[..count]),
+                _ => break,
+            }
         }
     });
     let start = Instant::now();
@@ -497,16 +502,43 @@ pub fn try_run_until(
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
-    // A daemon that the command left behind may hold the pipe: do not wait for it.
-    let end = Instant::now();
-    while !reader.is_finished() && end.elapsed() < Duration::from_millis(300) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_for_the_rest(&reader, &pipe_end, &text);
     let text = String::from_utf8_lossy(&text.lock().unwrap()).into_owned();
     (ok, text)
 }
 
-fn sink_note(text: &std::sync::Mutex<Vec<u8>>, note: &str) {
+/// What a command has said so far.
+type Said = std::sync::Mutex<Vec<u8>>;
+
+/// Longest wait for the reader of what a command has said, when the command has ended: on a busy machine it may not have run
+/// for long.
+const REST_LIMIT: Duration = Duration::from_secs(10);
+/// So long what the command left behind may still say something.
+const LEFT_BEHIND: Duration = Duration::from_millis(300);
+
+/// Waits until the reader of a command that has ended has all that it said. A daemon that the command left behind may hold
+/// the pipe: its end is not waited for, but what is in it.
+fn wait_for_the_rest(reader: &std::thread::JoinHandle<()>, pipe_end: &OwnedFd, text: &Said) {
+    let end = Instant::now();
+    while !reader.is_finished() && end.elapsed() < REST_LIMIT {
+        // The reader takes nothing out of the pipe without this lock.
+        let noting = text.lock().unwrap();
+        if end.elapsed() >= LEFT_BEHIND && !has_more(pipe_end, 0) {
+            return;
+        }
+        drop(noting);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a read of a pipe would give something, or its end, at once; waits for that so many ms (-1: as long as it takes).
+fn has_more(pipe_end: &OwnedFd, longest_ms: i32) -> bool {
+    let mut poll = libc::pollfd { fd: pipe_end.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, to read and fill.
+    unsafe { libc::poll(&mut poll, 1, longest_ms) > 0 }
+}
+
+fn sink_note(text: &Said, note: &str) {
     text.lock().unwrap().extend_from_slice(note.as_bytes());
 }
 

@@ -28,6 +28,7 @@ mod cached_shared;
 mod cached_shared_striped;
 mod cached_traps;
 mod capacity;
+mod commands;
 mod commit;
 mod commit_faults;
 mod concurrent;
