@@ -82,6 +82,12 @@ impl Session {
         }
     }
 
+    /// True if the kernel has ended the session and no request is under way but such as only read: nobody waits for what
+    /// they give, and nothing of it is to be kept.
+    pub fn only_reads_are_left(&self) -> bool {
+        self.connection.waits.only_reads_are_left()
+    }
+
     /// Unmounts. EBUSY is [`UnmountError::Busy`]; `lazy` detaches the name at once, and the
     /// mount ends when its last file is closed.
     pub fn unmount(&self, lazy: bool) -> Result<(), UnmountError> {
@@ -334,6 +340,9 @@ impl Reader {
         let serving = self.connection.waits.serving();
         let end = self.read_until_the_end(&serving);
         self.connection.waits.served(&serving);
+        if end.is_ok() {
+            self.connection.waits.callers_are_gone();
+        }
         if let Some(turns) = &self.turns {
             turns.end();
         }

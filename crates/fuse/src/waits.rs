@@ -29,7 +29,7 @@ use forebay_proto::{Ino, Result};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
@@ -116,16 +116,20 @@ impl Waiting {
 pub(crate) struct Serving {
     asked: Arc<Asked>,
     now: Mutex<Option<Waiting>>,
+    /// It is in a call, of which `now` is, or which was answered for.
+    is_in_call: AtomicBool,
 }
 
 impl Serving {
     fn begin(&self, waiting: Waiting) {
         self.asked.begin(waiting.unique);
         *self.now.lock() = Some(waiting);
+        self.is_in_call.store(true, Ordering::Release);
     }
 
     /// The request has ended; false if it was answered already.
     fn end(&self) -> bool {
+        self.is_in_call.store(false, Ordering::Release);
         self.now.lock().take().is_some()
     }
 
@@ -303,6 +307,8 @@ pub(crate) struct Waits {
     unsettled: Unsettled,
     state: Mutex<Interruptions>,
     wake: Condvar,
+    /// The kernel has ended the session: what is under way has no callers.
+    has_no_callers: AtomicBool,
 }
 
 impl Waits {
@@ -314,6 +320,7 @@ impl Waits {
             unsettled: Unsettled::default(),
             state: Mutex::default(),
             wake: Condvar::new(),
+            has_no_callers: AtomicBool::new(false),
         }
     }
 
@@ -347,6 +354,25 @@ impl Waits {
             state.interrupted.push(Interrupted::new(unique));
             self.wake.notify_one();
         }
+    }
+
+    /// The kernel has ended the session. Requests may still be under way.
+    pub(crate) fn callers_are_gone(&self) {
+        self.has_no_callers.store(true, Ordering::Release);
+    }
+
+    /// Whether the kernel has ended the session and something is under way, but nothing that does not only read.
+    pub(crate) fn only_reads_are_left(&self) -> bool {
+        let reads = |waiting: &Waiting| only_reads(waiting.opcode, &waiting.changes);
+        if !self.has_no_callers.load(Ordering::Acquire)
+            || self.unsettled.count.load(Ordering::Acquire) > 0
+            || !self.queued.lock().values().all(reads)
+        {
+            return false;
+        }
+        let threads = self.threads.lock();
+        threads.iter().any(|serving| serving.is_in_call.load(Ordering::Acquire))
+            && threads.iter().all(|serving| serving.now.lock().as_ref().is_none_or(reads))
     }
 
     /// The mount is over: nobody waits for anything.
@@ -481,6 +507,26 @@ impl Waits {
 /// Requests whose answer tells of no change.
 fn changes_nothing(opcode: u32) -> bool {
     matches!(opcode, op::FSYNC | op::FSYNCDIR | op::SYNCFS | op::STATFS | op::READ)
+}
+
+/// Requests of which nothing is to be kept when nobody waits for their answer.
+fn only_reads(opcode: u32, changes: &Changes) -> bool {
+    let may_read = matches!(
+        opcode,
+        op::LOOKUP
+            | op::GETATTR
+            | op::OPEN
+            | op::READ
+            | op::OPENDIR
+            | op::READDIR
+            | op::READDIRPLUS
+            | op::READLINK
+            | op::GETXATTR
+            | op::LISTXATTR
+            | op::STATX
+            | op::STATFS
+    );
+    may_read && changes.iter().all(Option::is_none)
 }
 
 /// Requests that wait for flash where all is well.
@@ -765,6 +811,27 @@ mod tests {
         assert!(!interrupted.is_due(), "just looked at");
         interrupted.looked = Some(Instant::now() - LOOK_AGAIN);
         assert!(interrupted.is_due());
+    }
+
+    #[test]
+    fn calls_that_may_change_something_are_told_from_reads_that_nobody_waits_for() {
+        let none = Changes::default();
+        assert!(only_reads(op::READ, &none) && only_reads(op::OPEN, &none));
+        assert!(!only_reads(op::OPEN, &[Some(Ino(2)), None]), "it empties the file");
+        assert!(!only_reads(op::WRITE, &[Some(Ino(2)), None]));
+        assert!(!only_reads(op::RELEASE, &none) && !only_reads(op::FSYNC, &none));
+        let waits = Waits::new(true);
+        let serving = waits.serving();
+        serving.is_in_call.store(true, Ordering::Release);
+        assert!(!waits.only_reads_are_left(), "somebody may come");
+        waits.callers_are_gone();
+        assert!(waits.only_reads_are_left());
+        waits.unsettled.begin(8, [Some(Ino(2)), None]);
+        assert!(!waits.only_reads_are_left());
+        waits.unsettled.end(8);
+        assert!(waits.only_reads_are_left());
+        assert!(!serving.end());
+        assert!(!waits.only_reads_are_left(), "nothing hangs, and the session ends soon");
     }
 
     #[test]

@@ -92,6 +92,13 @@ impl StoreRoom {
 /// data in the inode.
 const INODE_DATA_BYTES: u64 = 4096;
 
+/// What the store of a buffer of so many bytes takes, as far as that is known.
+pub type RoomOf<'a> = &'a dyn Fn(u64) -> Option<StoreRoom>;
+
+const MIB: u64 = 1 << 20;
+/// The largest capacity that is tried, in MiB, when one that is enough is looked for.
+const MAX_TRIED_MIB: u64 = 1 << 30;
+
 /// Bytes of data of a file. Holes stay holes in the buffer: what counts is what is allocated.
 fn held_bytes(meta: &Metadata) -> u64 {
     match meta.blocks() {
@@ -146,11 +153,12 @@ pub fn flash_dir(given: Option<&Path>) -> Option<PathBuf> {
     })
 }
 
-/// Looks at everything that a job names, and at the flash directory that is to hold its buffer; `room`: what
-/// the store takes there, as far as it is known.
-pub fn check(job: &JobRequest, flash: Option<&Path>, room: Option<StoreRoom>) -> Report {
-    let room = room.unwrap_or(StoreRoom::unknown(job.capacity_bytes));
-    let mut report = check_sources(job, &room);
+/// Looks at everything that a job names, and at the flash directory that is to hold its buffer; `room_of`: what
+/// stores take there.
+pub fn check(job: &JobRequest, flash: Option<&Path>, room_of: Option<RoomOf<'_>>) -> Report {
+    let known = room_of.and_then(|room_of| room_of(job.capacity_bytes));
+    let room = known.unwrap_or(StoreRoom::unknown(job.capacity_bytes));
+    let mut report = check_sources(job, &room, room_of);
     if let Some(pfs) = &job.cache {
         // Of a buffer at servers they say it.
         let dir = Path::new(OsStr::from_bytes(pfs.as_bytes()));
@@ -165,10 +173,10 @@ pub fn check(job: &JobRequest, flash: Option<&Path>, room: Option<StoreRoom>) ->
 /// Looks at everything that a job names. What room servers have they say when they are asked for
 /// the buffer.
 pub fn check_named(job: &JobRequest) -> Report {
-    check_sources(job, &StoreRoom::unknown(job.capacity_bytes))
+    check_sources(job, &StoreRoom::unknown(job.capacity_bytes), None)
 }
 
-fn check_sources(job: &JobRequest, room: &StoreRoom) -> Report {
+fn check_sources(job: &JobRequest, room: &StoreRoom, room_of: Option<RoomOf<'_>>) -> Report {
     let mut report = Report { stage_in_complete: true, ..Report::default() };
     if let Some(line) = &job.interpreter {
         let program = Path::new(line.split([' ', '\t']).next().unwrap_or(line));
@@ -182,38 +190,113 @@ fn check_sources(job: &JobRequest, room: &StoreRoom) -> Report {
     for stage in &job.stage_out {
         check_destination(stage, &mut report);
     }
-    check_room(job, room, &mut report);
+    check_room(job, room, room_of, &mut report);
     report
 }
 
+/// What a store has too little room for.
+enum Lack {
+    Data,
+    Names,
+}
+
+/// What the store of a buffer of this capacity has too little room for; `None` if for nothing.
+fn lack(
+    capacity_bytes: u64,
+    room: &StoreRoom,
+    store_bytes: u64,
+    metadata_bytes: u64,
+) -> Option<Lack> {
+    let capacity_bytes = capacity_bytes.next_multiple_of(room.block_bytes);
+    if store_bytes > capacity_bytes.saturating_sub(room.own_bytes) {
+        return Some(Lack::Data);
+    }
+    (metadata_bytes > room.metadata_bytes).then_some(Lack::Names)
+}
+
+/// A capacity in MiB, above the one that the job asks for, whose store has room for what was counted, while that of one MiB less
+/// has not; `None` if it is not known.
+fn enough_mib(
+    job: &JobRequest,
+    counted: &StoreRoom,
+    room_of: Option<RoomOf<'_>>,
+    report: &Report,
+) -> Option<u64> {
+    let room_of = room_of.filter(|_| report.stage_in_complete)?;
+    let files = report.stage_in_entries.saturating_sub(report.stage_in_other_entries);
+    let blocks_bytes = report.stage_in_store_bytes.checked_sub(files * counted.file_bytes)?;
+    let units = |room: &StoreRoom| (room.block_bytes, room.entry_bytes, room.name_byte_bytes);
+    let fits = |mib: u64| {
+        let capacity_bytes = Some(mib).filter(|mib| *mib <= MAX_TRIED_MIB)? * MIB;
+        // Stores of another kind may take more for each file.
+        let room = room_of(capacity_bytes).filter(|room| units(room) == units(counted))?;
+        let store_bytes = blocks_bytes + files * room.file_bytes;
+        Some(lack(capacity_bytes, &room, store_bytes, report.stage_in_metadata_bytes).is_none())
+    };
+    let (mut refused, mut step) = (job.capacity_bytes / MIB, 1_u64);
+    let mut enough = loop {
+        let tried = refused + step;
+        if fits(tried)? {
+            break tried;
+        }
+        (refused, step) = (tried, step * 2);
+    };
+    while enough - refused > 1 {
+        let between = refused + (enough - refused) / 2;
+        match fits(between)? {
+            true => enough = between,
+            false => refused = between,
+        }
+    }
+    Some(enough)
+}
+
 /// Compares what the sources take with what the store has.
-fn check_room(job: &JobRequest, room: &StoreRoom, report: &mut Report) {
+fn check_room(
+    job: &JobRequest,
+    room: &StoreRoom,
+    room_of: Option<RoomOf<'_>>,
+    report: &mut Report,
+) {
     let Some(first) = job.stage_in.first() else { return };
     let line = first.line;
     let entries = report.stage_in_entries;
     let all = Path::new("all stage_in lines");
-    let capacity_bytes = job.capacity_bytes.next_multiple_of(room.block_bytes);
-    let for_files = capacity_bytes.saturating_sub(room.own_bytes);
-    if report.stage_in_store_bytes > for_files {
-        let what = format!(
-            "stage-in brings {} in {entries} files and directories, which take {} on flash (blocks of {}), the \
-             capacity is {}",
-            format_bytes(report.stage_in_bytes),
-            format_bytes(report.stage_in_store_bytes),
-            format_bytes(room.block_bytes),
-            format_bytes(job.capacity_bytes)
-        );
-        report.find(line, all, what, "ask for a larger capacity= in the jobdw line");
-    } else if report.stage_in_metadata_bytes > room.metadata_bytes {
-        let what = format!(
-            "stage-in brings {entries} files and directories, whose names and inodes take about {}; a buffer of \
-             {} has {} for these",
-            format_bytes(report.stage_in_metadata_bytes),
-            format_bytes(job.capacity_bytes),
-            format_bytes(room.metadata_bytes)
-        );
-        let hint = "ask for a larger capacity= in the jobdw line: this room grows with it";
-        report.find(line, all, what, hint);
+    let (store_bytes, metadata_bytes) =
+        (report.stage_in_store_bytes, report.stage_in_metadata_bytes);
+    let Some(lack) = lack(job.capacity_bytes, room, store_bytes, metadata_bytes) else { return };
+    let mut hint = String::from("ask for a larger capacity= in the jobdw line");
+    match (enough_mib(job, room, room_of, report), &lack) {
+        (Some(mib), _) => hint += &format!(": a buffer of {mib}MiB is enough"),
+        (None, Lack::Names) => hint += ": this room grows with it",
+        (None, Lack::Data) => {}
+    }
+    match lack {
+        Lack::Data => {
+            let own = match room.own_bytes {
+                0 => String::new(),
+                own => format!(", and the buffer itself {}", format_bytes(own)),
+            };
+            let what = format!(
+                "stage-in brings {} in {entries} files and directories, which take {} on flash (blocks of {}){own}; the \
+                 capacity is {}",
+                format_bytes(report.stage_in_bytes),
+                format_bytes(store_bytes),
+                format_bytes(room.block_bytes),
+                format_bytes(job.capacity_bytes)
+            );
+            report.find(line, all, what, hint);
+        }
+        Lack::Names => {
+            let what = format!(
+                "stage-in brings {entries} files and directories, whose names and inodes take about {}; a buffer of \
+                 {} has {} for these",
+                format_bytes(metadata_bytes),
+                format_bytes(job.capacity_bytes),
+                format_bytes(room.metadata_bytes)
+            );
+            report.find(line, all, what, hint);
+        }
     }
 }
 

@@ -409,6 +409,40 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_pfs_hangs(kind: Kind) {
     assert_eq!(sys::pread(&at.fd, 0, 3).unwrap(), pattern(1, 3));
 }
 
+/// A program that was killed waits for nothing any more, but the call on the PFS that it had waited for hangs on.
+#[test]
+fn an_unmount_does_not_wait_for_a_read_of_a_pfs_that_hangs_whose_reader_is_gone() {
+    /// Two seconds would do; a busy machine may take longer. What hangs else is waited for 10 s.
+    const LONGEST: Duration = Duration::from_secs(5);
+    let _alone = without_children();
+    for how in [&[][..], &["--keep"], &["--force"]] {
+        let (site, pfs) = stormy(&["--drain", "end", "--pfs-ttl", "60"]);
+        std::fs::write(site.base.join("backing/f"), pattern(1, 3)).unwrap();
+        assert_eq!(std::fs::metadata(site.mnt("f")).unwrap().len(), 3);
+        pfs.weather.set(Air::Still);
+        let name = site.mnt("f").into_os_string().into_encoded_bytes();
+        let reader = Child::spawn("read", || {
+            let fd = sys::open(name, libc::O_RDONLY, 0).unwrap();
+            let _ = sys::pread(&fd, 0, 3);
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        reader.signal(libc::SIGKILL);
+        reader.wait(SOON).unwrap_err();
+        let start = Instant::now();
+        let (ok, said) = site.umount(how);
+        assert!(ok, "{how:?}: {said}");
+        assert!(start.elapsed() < LONGEST, "{how:?}: after {:?}", start.elapsed());
+        assert!(!is_mounted(&site.base.join("mnt")));
+        pfs.weather.set(Air::Fair);
+        if how == ["--keep"] {
+            site.mount();
+            assert!(std::fs::read(site.mnt("f")).unwrap() == pattern(1, 3));
+            let (ok, said) = site.umount(&[]);
+            assert!(ok, "{said}");
+        }
+    }
+}
+
 /// The file is all on flash: writes need no PFS, and a truncation looks at it first.
 #[test]
 fn what_a_program_does_after_a_call_that_a_signal_ended_at_a_pfs_that_hangs_stays() {

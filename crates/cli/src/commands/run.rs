@@ -75,8 +75,10 @@ fn start(args: &RunArgs, script: &Path) -> anyhow::Result<Option<Finished>> {
             (found.unwrap_or_else(std::env::temp_dir), check::check_named(&request))
         }
         (None, Some(flash)) => {
-            let room = validate::store_room(&request, Some(&flash), args.store.map(Into::into));
-            let report = check::check(&request, Some(&flash), room);
+            let kind = args.store.map(Into::into);
+            let room_of =
+                |capacity_bytes: u64| validate::store_room(capacity_bytes, Some(&flash), kind);
+            let report = check::check(&request, Some(&flash), Some(&room_of));
             (flash, report)
         }
         (None, None) => {

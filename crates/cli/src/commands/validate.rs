@@ -34,8 +34,8 @@ pub fn run(args: ValidateArgs) -> Outcome {
         }
     };
     let flash = site::flash(args.flash.as_deref())?;
-    let room = store_room(&job, flash.as_deref(), None);
-    let report = check::check(&job, flash.as_deref(), room);
+    let room_of = |capacity_bytes: u64| store_room(capacity_bytes, flash.as_deref(), None);
+    let report = check::check(&job, flash.as_deref(), Some(&room_of));
     if args.json {
         print_report(&name, &job, &report)?;
     } else {
@@ -45,14 +45,14 @@ pub fn run(args: ValidateArgs) -> Outcome {
     Ok(if report.findings.is_empty() { EXIT_OK } else { EXIT_FAILED })
 }
 
-/// What the store of a job's buffer takes, if it is to be on this node; `None` if there cannot be one: what is wrong
+/// What the store of a buffer of this capacity takes, if it is to be on this node; `None` if there cannot be one: what is wrong
 /// with the flash directory is found by the check.
 pub fn store_room(
-    job: &JobRequest,
+    capacity_bytes: u64,
     flash: Option<&Path>,
     kind: Option<StoreKind>,
 ) -> Option<StoreRoom> {
-    let room = room(&check::flash_dir(flash)?, job.capacity_bytes, kind).ok()?;
+    let room = room(&check::flash_dir(flash)?, capacity_bytes, kind).ok()?;
     Some(StoreRoom {
         flash_bytes: room.flash_bytes,
         own_bytes: room.own_bytes,

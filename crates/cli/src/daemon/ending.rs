@@ -35,6 +35,10 @@ const FORCE_WAIT_SERVED: Duration = Duration::from_millis(300);
 const FORCE_WAIT_COPIES: Duration = Duration::from_secs(1);
 /// How long the end of a cache waits for requests that were not answered yet.
 const SESSION_WAIT: Duration = Duration::from_secs(10);
+/// The same if all that is left of its session are requests that only read, in a call on the PFS that hangs: their callers are
+/// gone, and nothing of what they give is to be kept. Then it is looked so often.
+const READS_WAIT: Duration = Duration::from_millis(500);
+const READS_LOOK: Duration = Duration::from_millis(50);
 /// How long a forced end waits for staging plans to stop.
 const FORCE_STAGING_WAIT: Duration = Duration::from_secs(2);
 /// How long a signalled mount that is in use waits for its users after it was detached.
@@ -79,6 +83,8 @@ struct EndingState {
     unmounted: bool,
     /// Do not wait for the session beyond this.
     deadline: Option<Instant>,
+    /// Beyond this, do not wait for requests that only read.
+    reads_until: Option<Instant>,
     /// The session's threads have ended.
     session_over: bool,
     /// What was done with the buffer: kept or not. No request changes it any more.
@@ -109,8 +115,12 @@ impl Mount {
         self.unmount_once(asked)?;
         if let Some(wait) = self.session_wait(force) {
             self.ending.change(|state| {
+                let now = Instant::now();
                 if force || !state.force {
-                    state.deadline = Some(Instant::now() + wait);
+                    state.deadline = Some(now + wait);
+                }
+                if self.backing.is_cache() {
+                    state.reads_until = state.reads_until.or(Some(now + READS_WAIT));
                 }
                 state.force |= force;
             });
@@ -504,18 +514,28 @@ fn end_process(mount: &Mount, result: &Result<(), ControlError>, stuck: bool) ->
     }
 }
 
-/// True when the session is over, false when its deadline is.
+/// True when the session is over, false when its deadline is, or nothing is left of it but reads that hang.
 fn wait_for_session(mount: &Mount) -> bool {
     let mut state = mount.ending.lock();
     loop {
         if state.session_over {
             return true;
         }
-        let left =
-            state.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let now = Instant::now();
+        if state.reads_until.is_some_and(|until| until <= now)
+            && mount.session.only_reads_are_left()
+        {
+            tracing::warn!(
+                "a read hangs in a call on the PFS and is left behind: nobody waits for it"
+            );
+            return false;
+        }
+        let look = state.reads_until.map(|until| until.max(now + READS_LOOK));
+        let left = state.deadline.map(|deadline| deadline.saturating_duration_since(now));
         state = match left {
             Some(Duration::ZERO) => return false,
             Some(left) => {
+                let left = look.map_or(left, |look| left.min(look.saturating_duration_since(now)));
                 let waited = mount.ending.changed.wait_timeout(state, left);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }

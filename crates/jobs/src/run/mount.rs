@@ -11,12 +11,14 @@ use super::words::reason;
 use crate::record_file;
 use forebay_client::Control;
 use forebay_proto::control::Verify;
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -254,15 +256,9 @@ fn run(
     say: &dyn Fn(&str),
 ) -> Result<(), Refusal> {
     let name = args.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let said = dir.join(format!("{name}.stderr"));
-    // A file, not a pipe: the server that `mount` leaves behind may keep it open.
-    let create = |path: &Path| {
-        record_file::create(path, record_file::SAID_MODE)
-            .map_err(|e| format!("make {}: {e}", path.display()))
-    };
-    let stderr = create(&said)?;
-    let told = dir.join(format!("{name}.stdout"));
-    let stdout = create(&told)?;
+    // Files, not pipes: the server that `mount` leaves behind may keep them open. `command` has them open as long as they are read here.
+    let (stderr, said) = output_file(dir.join(format!("{name}.stderr")))?;
+    let (stdout, told) = output_file(dir.join(format!("{name}.stdout")))?;
     let mut command = Command::new(program);
     command
         .args(args)
@@ -311,6 +307,21 @@ fn run(
         signals.hold(signal);
     }
     ended
+}
+
+/// A file for what a command says, and where it can be read as long as it is open here. In memory where the flash has no room for one:
+/// what the command does may be what gives room.
+fn output_file(path: PathBuf) -> Result<(File, PathBuf), String> {
+    match record_file::create(&path, record_file::SAID_MODE) {
+        Ok(file) => Ok((file, path)),
+        Err(error) if record_file::is_full(&error) => {
+            let made = memfd_create("said", MemfdFlags::CLOEXEC);
+            let file = File::from(made.map_err(|_| format!("make {}: {error}", path.display()))?);
+            let shown = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            Ok((file, shown))
+        }
+        Err(error) => Err(format!("make {}: {error}", path.display())),
+    }
 }
 
 /// The errno of the error that a command printed as JSON.

@@ -115,7 +115,7 @@ fn blocks_and_names_are_counted_and_not_only_bytes() {
         ..StoreRoom::unknown(1 << 20)
     };
     let said = |room: StoreRoom| {
-        let report = check(&job, Some(flash.path()), Some(room));
+        let report = check(&job, Some(flash.path()), Some(&|_: u64| Some(room)));
         report.findings.iter().map(|found| found.what.clone()).collect::<Vec<_>>().join("; ")
     };
     assert_eq!(said(roomy), "");
@@ -125,6 +125,37 @@ fn blocks_and_names_are_counted_and_not_only_bytes() {
     assert!(text.contains("1.00 MiB on flash"), "{text}");
     let text = said(StoreRoom { flash_bytes: 1 << 60, ..roomy });
     assert!(text.contains("its store takes 1024 PiB"), "{text}");
+}
+
+#[test]
+fn the_least_capacity_that_is_enough_is_told() {
+    let (pfs, flash) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    for number in 0..300 {
+        fs::write(pfs.path().join(format!("{number:08}")), [1u8; 50]).unwrap();
+    }
+    let stages = [stage_in("directory", pfs.path())];
+    // As of a disk: a small buffer is another kind of store, which takes less for each file.
+    let room_of = |capacity_bytes: u64| {
+        let is_image = capacity_bytes >= 3 << 20;
+        Some(StoreRoom {
+            own_bytes: if is_image { 4 << 20 } else { 0 },
+            file_bytes: if is_image { 1_000 } else { 0 },
+            metadata_bytes: capacity_bytes / 100,
+            entry_bytes: 200,
+            ..StoreRoom::unknown(capacity_bytes)
+        })
+    };
+    let hint = |mib: u64| {
+        let job = job(&format!("{mib}MiB"), &stages);
+        let report = check(&job, Some(flash.path()), Some(&room_of));
+        report.findings.first().map(|found| found.hint.clone())
+    };
+    // 300 blocks and 300 times 1,000 bytes are 1.46 MiB, beside 4 MiB; names would fit into 5.72 MiB.
+    for refused in [1, 2, 3, 5] {
+        let told = hint(refused).unwrap();
+        assert!(told.contains("a buffer of 6MiB is enough"), "{refused} MiB: {told}");
+    }
+    assert_eq!(hint(6), None);
 }
 
 #[test]
