@@ -450,7 +450,7 @@ the job finds its buffer in $DW_JOB_STRIPED or $DW_JOB_PRIVATE. SIGINT, SIGTERM 
 its results are staged out also when it failed or was interrupted. If stage-out fails, the buffer is kept and the message says how to get the data. \
 A result that a failed script did not write is no failure, unless the buffer holds files that nothing else has.\n\n\
 Exit codes: that of the script (128 and the signal's number if a signal ended it), or 120 the job did not start, \
-121 stage-out failed and the buffer is kept (outcome buffer-gone: somebody destroyed it, and --discard ends the record), 122 the buffer could not be removed, or not unmounted on all nodes, \
+121 stage-out failed and the buffer is kept (outcome buffer-gone: somebody destroyed it, and --discard ends the record) or its flash is not mounted, 122 the buffer could not be removed, or not unmounted on all nodes, \
 123 the script's exit code is not known (after --resume), 2 wrong usage. A script may end with 120 to 123 too: the last line on standard error \
 says whose the code is, and so does `outcome` of --json: done (the script's), not-started, results-missing, buffer-gone, not-removed, exit-unknown. \
 A job that was given up with --discard stays given up: --resume refuses it (1, outcome given-up), and if something of it cannot be removed \
@@ -494,6 +494,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "RECORD", conflicts_with_all = ["script", "flash", "mount_dir", "work_dir", "store", "keep", "verify",
           "server", "secret_file", "servers", "on", "launch"])]
     pub discard: Option<PathBuf>,
+    /// With --discard: also where the flash directory has not what the job left there. If its file system is only not mounted,
+    /// the buffer stays on it.
+    #[arg(long, requires = "discard")]
+    pub force: bool,
     /// Print the summary as JSON, as the last line of standard output.
     #[arg(long)]
     pub json: bool,

@@ -25,7 +25,6 @@ mod exec;
 pub mod hook;
 mod in_child;
 mod interrupted;
-mod left_jobs;
 pub mod looking;
 mod man;
 mod man_markdown;

@@ -25,7 +25,7 @@ use std::time::Instant;
 pub fn run(args: RunArgs) -> Outcome {
     let json = args.json;
     if let Some(record) = &args.discard {
-        let discarded = discard::discard(record, &program()?)?;
+        let discarded = discard::discard(record, &program()?, args.force)?;
         if json {
             print_json(&discarded)?;
         }

@@ -2,19 +2,20 @@
 
 use super::at_once::at_once;
 use super::cached::Cached;
-use super::left_jobs;
 use super::looking::{Looking, Work};
 use super::status_ending::{self, Said};
 use super::still_mounted::has_ended;
 use crate::args::{ServerArgs, StatusArgs};
 use crate::daemon::{STATE_WAIT, asker_waits};
 use crate::failure::{EXIT_OK, Outcome, print_json, visible};
+use crate::job_servers::JobServers;
 use crate::servers::{BufferPath, Server};
 use crate::state_dir::MountRecord;
 use crate::{site, state_dir};
 use forebay_client::{Control, MountRef, may_have_ended, mount_above, mounts, server_process};
-use forebay_jobs::run::record::Outcome as JobOutcome;
+use forebay_jobs::run::left_jobs::{self, LeftJob};
 use forebay_jobs::run::record::{LeftOver, RECORD_NAME, as_path, left_at};
+use forebay_jobs::run::served::Servers;
 use forebay_proto::control::{BufferStatus, ControlError, FileStatus, NO_ANSWER_YET, PathBytes};
 use forebay_proto::layout::LOG;
 use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest};
@@ -23,6 +24,7 @@ use forebay_store::flash::{self, FoundStore, StoreKey};
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the state of one buffer is asked for again while its servers do not tell it, and the pause between.
@@ -44,7 +46,7 @@ struct Listed {
     server: Option<String>,
     store: PathBytes,
     /// `live`, `dead`, `silent` (it does not answer), `stopped`, `kept`, `in use`, `ending` (it is unmounted), `served`,
-    /// `hidden` (another user's), `given up` (a job's, that is not removed).
+    /// `hidden` (another user's), `given up` (a job's, that is not removed), `gone` (a job's, that somebody destroyed).
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     capacity_bytes: Option<u64>,
@@ -62,23 +64,28 @@ struct Listed {
 
 impl Listed {
     /// Names the job that left it.
-    fn name_job(&mut self, job: &LeftOver) {
-        let record = Some(bytes_of(&job.dir.join(RECORD_NAME)));
-        // There is nothing to finish of one whose buffer is gone.
-        match job.record.given_up.is_some() || job.record.outcome == Some(JobOutcome::BufferGone) {
+    fn name_job(&mut self, job: &LeftJob) {
+        let record = Some(bytes_of(&job.left.dir.join(RECORD_NAME)));
+        match job.is_over() {
             true => self.discard = record,
             false => self.resume = record,
         }
+        // What its mount says of a buffer that is no more is of no use.
+        if let Some(why) = &job.gone {
+            self.state = "gone";
+            self.why = Some(format!("its buffer is gone: {why}"));
+        }
     }
 
-    /// A job that was given up, of which nothing else is listed.
-    fn given_up(job: &LeftOver) -> Listed {
-        let served = job.record.served.as_ref();
+    /// A job that is over, of which nothing else is listed.
+    fn of_job(job: &LeftJob) -> Listed {
+        let record = &job.left.record;
+        let served = record.served.as_ref();
         let mut listed = Listed {
-            mount_point: Some(job.record.mount_point.clone()),
+            mount_point: Some(record.mount_point.clone()),
             buffer: served.and_then(|served| served.buffer.to_string().parse().ok()),
             server: served.map(|served| served.server.to_string()),
-            store: job.record.flash.clone(),
+            store: record.flash.clone(),
             state: "given up",
             capacity_bytes: None,
             used_bytes: None,
@@ -369,25 +376,34 @@ fn all(flash: Option<&Path>, json: bool) -> anyhow::Result<()> {
 
 /// Finds the jobs on the flash whose runner is gone, and names them with their buffers.
 fn name_left_jobs(places: &[PathBuf], listed: &mut Vec<Listed>) {
-    for job in left_jobs::find(places) {
-        let of_job =
-            listed.iter_mut().find(|e| e.mount_point.as_ref() == Some(&job.record.mount_point));
+    let servers: Arc<dyn Servers> = Arc::new(JobServers);
+    let found = left_jobs::find(places);
+    for dir in found.silent {
+        let text = format!("{}: not looked at: it does not answer", dir.display());
+        eprintln!("forebay: {}", visible(&text));
+    }
+    for job in left_jobs::with_buffers(found.jobs, &servers) {
+        let point = &job.left.record.mount_point;
+        let of_job = listed.iter_mut().find(|entry| entry.mount_point.as_ref() == Some(point));
         match of_job {
             Some(entry) => entry.name_job(&job),
-            // Its mount is gone, its buffer or the record is not.
-            None if job.record.given_up.is_some() => listed.push(Listed::given_up(&job)),
+            // Its mount is gone, and the buffer or the record is not.
+            None if job.is_over() => listed.push(Listed::of_job(&job)),
             None => {}
         }
     }
     // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it: where no flash directory says so.
-    for entry in listed.iter_mut().filter(|entry| !entry.has_job()) {
-        let Some(point) = &entry.mount_point else { continue };
+    let beside = |entry: &Listed| -> Option<LeftOver> {
+        let point = entry.mount_point.as_ref()?;
         // In another mount nothing is looked at: its server may not answer.
-        let dir = as_path(point).parent().filter(|dir| mount_above(dir).is_none());
-        let job = dir.and_then(|dir| left_at(&dir.join(RECORD_NAME)));
-        if let Some(job) = job.filter(|job| job.record.mount_point == *point) {
-            entry.name_job(&job);
-        }
+        let dir = as_path(point).parent().filter(|dir| mount_above(dir).is_none())?;
+        left_at(&dir.join(RECORD_NAME)).filter(|job| job.record.mount_point == *point)
+    };
+    let jobs = listed.iter().filter(|entry| !entry.has_job()).filter_map(beside).collect();
+    for job in left_jobs::with_buffers(jobs, &servers) {
+        let point = Some(&job.left.record.mount_point);
+        let entries = listed.iter_mut().filter(|entry| entry.mount_point.as_ref() == point);
+        entries.for_each(|entry| entry.name_job(&job));
     }
 }
 

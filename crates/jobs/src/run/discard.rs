@@ -10,7 +10,7 @@
 use super::console::Console;
 use super::left::{self, Files};
 use super::long_look::LongLook;
-use super::record::{JobRecord, Outcome, ProcessRef, RECORD_NAME};
+use super::record::{JobRecord, Outcome, ProcessRef, RECORD_NAME, as_path};
 use super::report::{self, EXIT_TEARDOWN};
 use super::signals::Signals;
 use super::step::Step;
@@ -29,7 +29,8 @@ use std::path::{Path, PathBuf};
 pub struct Discarded {
     /// Name of the job.
     pub job: String,
-    /// `discarded`; `given-up` if it is on record that the job is given up, and its buffer or record could not be removed.
+    /// `discarded`; `given-up` if it is on record that the job is given up, and its buffer or record could not be removed;
+    /// `not-removed` if its flash is not there, and nothing was changed.
     pub outcome: &'static str,
     /// The code that the command is to end with: 0, or 122 if a node, or a server with a part of the buffer, did not answer, or
     /// something could not be removed.
@@ -63,12 +64,12 @@ struct NotRemoved {
     is_gone: bool,
 }
 
-/// Gives a job up.
+/// Gives a job up. One whose flash has nothing of it is given up only with `force`: that may not be mounted now, and have its buffer.
 ///
 /// # Errors
 /// If there is no such job, somebody runs it, or its record cannot be written: nothing is given up then. What fails later is in
 /// the result.
-pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
+pub fn discard(path: &Path, program: &Program, force: bool) -> Result<Discarded, RunError> {
     let failed = |why: &dyn ToString| RunError::at(WHAT, path, why.to_string());
     let refused = |error: std::io::Error| RunError::io(WHAT, path, &error);
     let (mut record, dir, _in_hand) = JobRecord::take_up(path).map_err(refused)?;
@@ -78,6 +79,9 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     if let Some(script) = record.job.filter(ProcessRef::is_alive) {
         let why = format!("its script still runs as process {}; end it first", script.pid);
         return Err(failed(&why));
+    }
+    if !force && gone::is_flash_away(&record, program.servers.as_ref()) {
+        return Ok(not_discarded(&record, &dir, path, program));
     }
     let mut signals = Signals::watch().map_err(|e| failed(&e))?;
     signals.leave_when_waiting(&record, &dir, &program.called).map_err(|e| failed(&e))?;
@@ -114,6 +118,21 @@ pub fn discard(path: &Path, program: &Program) -> Result<Discarded, RunError> {
     };
     console.say(&format!("forebay: {text}"));
     Ok(ended(&record, &dir, held.ok(), removed))
+}
+
+/// The end for a job whose flash has nothing of it. Nothing is changed.
+fn not_discarded(record: &JobRecord, dir: &Path, path: &Path, program: &Program) -> Discarded {
+    let text = report::flash_away_text(record, dir, &program.called);
+    Console::new().say(&format!("forebay: {WHAT} {}: {text}", path.display()));
+    Discarded {
+        job: record.id.clone(),
+        outcome: "not-removed",
+        exit_code: EXIT_TEARDOWN,
+        files: None,
+        bytes: None,
+        left: Some(report::flash_away(record)),
+        discard: Some(dir.join(RECORD_NAME)),
+    }
 }
 
 /// What the command has to show at its end. `removed`: what may be left elsewhere, or why the record stays.
@@ -252,12 +271,20 @@ fn held_by_mount(
         {
             return Err(format!("there is none any more: {why}"));
         }
+        // Mounted again it would be made anew there.
+        if gone::is_flash_away(record, program.servers.as_ref()) {
+            return Err(format!(
+                "{} has not what the job left there",
+                as_path(&record.flash).display()
+            ));
+        }
         // A buffer on this node of which a part may be gone: mounted again it would be made anew.
         if record.given_up.is_some() && record.served.is_none() {
             return Err("a part of it may be gone already".into());
         }
         let say = |text: &str| console.say(&format!("forebay: {text}"));
-        mount::mount_again(&program.path, record, dir, signals, &say)?;
+        let stopped = mount::Stopped::Bounded;
+        mount::mount_again(&program.path, record, dir, signals, stopped, &say)?;
     }
     if record.request.cache.is_some() {
         let state = drain::state(point).map_err(|error| error.to_string())?;
@@ -296,7 +323,12 @@ fn destroy(
     console: &Console,
 ) -> Result<Option<String>, String> {
     let say = |text: &str| console.say(&format!("forebay: {text}"));
-    let here = mount::give_up(&program.path, record, dir, signals, &say);
+    // By force: flash that may not be the job's is left as it is.
+    let is_away = gone::is_flash_away(record, program.servers.as_ref());
+    let here = match is_away && !mount::is_mounted(record.mount_point()) {
+        true => Ok(()),
+        false => mount::give_up(&program.path, record, dir, signals, &say),
+    };
     let Some(job) = &record.served else { return here.map(|()| None) };
     let gone = match program.servers.destroy(job, true) {
         Ok(()) => Ok(None),

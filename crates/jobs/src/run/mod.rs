@@ -12,6 +12,7 @@ mod drain;
 mod gone;
 mod leaving;
 pub mod left;
+pub mod left_jobs;
 mod long_look;
 pub mod mount;
 pub mod nodes;
@@ -180,19 +181,32 @@ pub struct Finished {
 pub fn run(config: RunConfig) -> Result<Finished, RunError> {
     let signals = Signals::watch().map_err(|e| RunError::new("watch for signals", e))?;
     let console = Console::new();
-    let mut all_left = record::left_over(&config.flash).unwrap_or_default();
-    let in_work_dir = config.work_dir.as_deref().map(record::left_over_in);
-    all_left.extend(in_work_dir.and_then(Result::ok).unwrap_or_default());
-    for left in all_left.iter().take(MAX_LEFT_OVER_SHOWN) {
-        let text = report::left_over_text(&left.record, &left.dir, &config.program.called);
-        console.say(&format!("forebay: note: {text}"));
-    }
+    point_out_left(&config, &console);
     // An earlier runner that was killed at its very beginning left a directory without a record.
     record::remove_unborn(&config.flash, SystemTime::now());
     let (record, dir) = begin(&config)?;
     let mut machine = Machine::new(record, dir, config.program, signals, console);
     machine.drive(Step::Setup);
     Ok(machine.finish())
+}
+
+/// Says which jobs earlier runners have left, and forgets those whose directory somebody has deleted.
+fn point_out_left(config: &RunConfig, console: &Console) {
+    let places: Vec<PathBuf> =
+        std::iter::once(&config.flash).chain(&config.work_dir).cloned().collect();
+    let mut found = left_jobs::find(&places);
+    for dir in &found.deleted {
+        places.iter().for_each(|place| record::forget_elsewhere(place, dir));
+    }
+    for dir in found.silent.iter().take(MAX_LEFT_OVER_SHOWN) {
+        let text = format!("{}: not looked at: it does not answer", dir.display());
+        console.say(&format!("forebay: note: {text}"));
+    }
+    found.jobs.truncate(MAX_LEFT_OVER_SHOWN);
+    for job in left_jobs::with_buffers(found.jobs, &config.program.servers) {
+        let text = report::left_over_text(&job, &config.program.called);
+        console.say(&format!("forebay: note: {text}"));
+    }
 }
 
 /// Makes the job's directory and its record.
@@ -249,16 +263,23 @@ fn begin(config: &RunConfig) -> Result<(JobRecord, PathBuf), RunError> {
         done: vec![validated],
         plans: Vec::new(),
     };
-    record.save(&dir).map_err(|e| RunError::io("write to", &dir, &e))?;
     if config.work_dir.is_some() {
-        // The job does not need it: `forebay status` finds it while it is mounted, and where its directory is named.
-        let _ = record::note_elsewhere(&flash, &dir);
+        let noted = record::note_elsewhere(&flash, &dir);
+        // By it the flash of a buffer on this node is known again. A job at servers does not need it: `forebay status` finds that while
+        // it is mounted, and where its directory is named.
+        if let Err(error) = noted
+            && record.served.is_none()
+            && !record::is_noted(&flash, &record.id)
+        {
+            return Err(RunError::io("note the job in", &flash, &error));
+        }
     }
+    record.save(&dir).map_err(|e| RunError::io("write to", &dir, &e))?;
     Ok((record, dir))
 }
 
 /// Goes on with a job whose runner is gone, or whose stage-out failed, to its end. One that was given up is left as it is, with
-/// [`Outcome::GivenUp`], and so is one whose buffer is gone, with [`Outcome::BufferGone`].
+/// [`Outcome::GivenUp`], and so is one whose buffer is gone, with [`Outcome::BufferGone`], and one whose flash is not there.
 ///
 /// # Errors
 /// If there is no such job, somebody runs it, or its buffer cannot be mounted again and is needed for more than its removal.
@@ -275,6 +296,11 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
         Console::new().say(&format!("forebay: {WHAT} {}: {text}", path.display()));
         return Ok(not_resumed(record, &dir, Outcome::GivenUp));
     }
+    if gone::is_flash_away(&record, program.servers.as_ref()) {
+        let text = report::flash_away_text(&record, &dir, &program.called);
+        Console::new().say(&format!("forebay: {WHAT} {}: {text}", path.display()));
+        return Ok(not_begun(record, &dir));
+    }
     let own = ProcessRef::of(std::process::id() as i32);
     record.runner = own.ok_or_else(|| RunError::new("read /proc", "it does not show us"))?;
     let unwatched = |e: io::Error| RunError::new("watch for signals", e);
@@ -290,15 +316,16 @@ pub fn resume(path: &Path, program: Program) -> Result<Finished, RunError> {
     {
         let text = report::gone_text(&dir, &why, &program.called);
         console.say(&format!("forebay: {WHAT} {}: {text}", path.display()));
-        record.outcome = Some(Outcome::BufferGone);
-        record.save(&dir).map_err(|e| RunError::io(WHAT, path, &e))?;
         return Ok(not_resumed(record, &dir, Outcome::BufferGone));
     }
     let say = |text: &str| console.step(first, text);
     let told = program.servers.tell_of_mount(record.mount_point(), "go on with the job in");
     // A buffer at servers is given back without a mount.
     let mounted = match record.served.is_none() || first != Step::Teardown {
-        true => mount::mount_again(&program.path, &record, &dir, &signals, &say),
+        true => {
+            let stopped = mount::Stopped::Awaited;
+            mount::mount_again(&program.path, &record, &dir, &signals, stopped, &say)
+        }
         false => Ok(()),
     };
     drop(told);
@@ -325,6 +352,28 @@ fn not_resumed(record: JobRecord, dir: &Path, outcome: Outcome) -> Finished {
         steps: record.done,
         resume: None,
         discard: Some(dir.join(RECORD_NAME)),
+        mount_point: None,
+    }
+}
+
+/// The end of a `--resume` of a job whose flash is not there. Nothing is changed.
+fn not_begun(record: JobRecord, dir: &Path) -> Finished {
+    let outcome = match step::resume_at(record.step) {
+        Step::Teardown => Outcome::NotRemoved,
+        _ => Outcome::ResultsMissing,
+    };
+    let exit_code = outcome.exit_code(record.exit);
+    let text =
+        format!("exit code {exit_code}: the flash of the job is not there, nothing was changed");
+    Console::new().say(&format!("forebay: {text}"));
+    Finished {
+        job: record.id,
+        outcome,
+        exit_code,
+        script_exit: record.exit,
+        steps: record.done,
+        resume: Some(dir.join(RECORD_NAME)),
+        discard: None,
         mount_point: None,
     }
 }
@@ -621,7 +670,7 @@ impl Machine {
 
     fn data_out(&mut self) -> StepSummary {
         self.leave_on_second();
-        let mut summary = match self.record.request.cache {
+        let summary = match self.record.request.cache {
             Some(_) => {
                 let point = self.record.mount_point();
                 let _told = self.program.servers.tell_of_mount(point, "drain");
@@ -632,10 +681,18 @@ impl Machine {
         if !self.resumed {
             self.signals.no_longer_leave();
         }
-        if summary.ended != Ended::Ok {
-            summary.detail += "; the buffer is kept";
-        }
         summary
+    }
+
+    /// Notes with the data-out that failed what has become of the buffer.
+    fn note_buffer(&mut self, is_gone: bool) {
+        let text = if is_gone { "; the buffer is gone" } else { "; the buffer is kept" };
+        let of_data_out = self.record.done.iter_mut().find(|summary| summary.step == Step::DataOut);
+        if let Some(summary) = of_data_out
+            && !summary.detail.ends_with(text)
+        {
+            summary.detail += text;
+        }
     }
 
     /// What the buffer holds, as its server tells.
@@ -671,10 +728,14 @@ impl Machine {
         let mut outcome = Outcome::of(&self.record);
         let held = (outcome == Outcome::ResultsMissing).then(|| self.held());
         let gone = held.as_ref().and_then(|held| self.why_gone(held));
+        // That the buffer is gone is found anew by each command: it is not on record.
+        self.record.outcome = Some(outcome);
+        if held.is_some() {
+            self.note_buffer(gone.is_some());
+        }
         if gone.is_some() {
             outcome = Outcome::BufferGone;
         }
-        self.record.outcome = Some(outcome);
         let exit_code = outcome.exit_code(self.record.exit);
         let kept = outcome == Outcome::ResultsMissing;
         let record_path = self.dir.join(RECORD_NAME);

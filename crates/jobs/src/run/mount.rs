@@ -4,12 +4,13 @@
 //! Each has a time limit: a teardown must hold nobody. What the command says on standard error
 //! is the reason that the user gets; what it waits for, they get while it waits. Called by [`super`].
 
+use super::long_look::stopped_process;
 use super::record::{JobRecord, RECORD_NAME, as_path, forget_elsewhere, jobs_dir};
 use super::signals::{Signals, with_clear_mask};
 use super::waiting::Waiting;
 use super::words::reason;
 use crate::record_file;
-use forebay_client::Control;
+use forebay_client::{Control, server_process};
 use forebay_proto::control::Verify;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
@@ -97,8 +98,18 @@ fn verify_word(verify: Verify) -> &'static str {
     }
 }
 
+/// What a mount whose process is stopped means to who needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// It is waited for until it goes on, or a signal ends this command ([`super::signals`]). Who calls has the user told.
+    Awaited,
+    /// It is waited for as any silent mount is.
+    Bounded,
+}
+
 /// Mounts a job's buffer if it is not, or if its server is dead. A command that an earlier
-/// runner started may still be at it, or a mount be silent: that is waited for, up to [`OTHERS_LIMIT`], and `say` is told.
+/// runner started may still be at it, or a mount be silent: that is waited for, up to [`OTHERS_LIMIT`], and `say` is told. A mount whose
+/// process is stopped is waited for as `stopped` says.
 ///
 /// # Errors
 /// As [`mount`].
@@ -107,11 +118,15 @@ pub fn mount_again(
     record: &JobRecord,
     dir: &Path,
     signals: &Signals,
+    stopped: Stopped,
     say: &dyn Fn(&str),
 ) -> Result<(), String> {
-    let begun = Instant::now();
+    let mut begun = Instant::now();
     let mut told = false;
     loop {
+        if stopped == Stopped::Awaited && was_stopped(record.mount_point()) {
+            begun = Instant::now();
+        }
         if answers(record.mount_point()) {
             return Ok(());
         }
@@ -124,6 +139,9 @@ pub fn mount_again(
                 .map_err(|e| format!("make {}: {e}", point.display()))?;
         }
         let Err(refusal) = mount(program, record, dir, signals, say) else { return Ok(()) };
+        if stopped == Stopped::Awaited && stopped_process(point).is_some() {
+            continue;
+        }
         let in_use = refusal.errno == Some(libc::EBUSY);
         // A mount that is there and silent may be stopped: what it waits for is told meanwhile.
         let waits = in_use || refusal.errno == Some(libc::ETIMEDOUT);
@@ -138,6 +156,16 @@ pub fn mount_again(
         }
         std::thread::sleep(OTHERS_PAUSE);
     }
+}
+
+/// Waits while the process of the mount at `point` is stopped; true if it was. The process is found but once: each look for it is a
+/// connection that it has to take when it goes on.
+fn was_stopped(point: &Path) -> bool {
+    let Some(pid) = stopped_process(point) else { return false };
+    while server_process::is_stopped(pid) {
+        std::thread::sleep(OTHERS_PAUSE);
+    }
+    true
 }
 
 /// Makes sure that no mount of a buffer at servers that is gone is left: the command of an earlier
@@ -367,9 +395,11 @@ pub fn remove_job_dir(record: &JobRecord, dir: &Path) -> io::Result<()> {
         }
     }
     let flash = as_path(&record.flash);
-    forget_elsewhere(flash, dir);
     fs::remove_file(dir.join(RECORD_NAME))?;
-    fs::remove_dir(dir)?;
+    let removed = fs::remove_dir(dir);
+    // As long as there is a record, this tells whose flash that is.
+    forget_elsewhere(flash, dir);
+    removed?;
     // The directory of jobs goes with the last one; while it has others, this fails.
     let _ = fs::remove_dir(jobs_dir(flash));
     Ok(())

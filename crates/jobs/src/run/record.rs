@@ -163,7 +163,8 @@ pub enum Outcome {
     NotRemoved,
     /// All steps were done; the script's exit code is not known.
     ExitUnknown,
-    /// Results are missing on the PFS, and the buffer is gone: somebody destroyed it.
+    /// Results are missing on the PFS, and the buffer is gone: somebody destroyed it. Told, and never on record: each look finds it
+    /// anew. In records of older versions it says no more than [`Outcome::ResultsMissing`].
     BufferGone,
     /// It was given up with `--discard`, and not all of it is removed yet. A program that does not know this word takes the record
     /// for damaged, rather than finish the job.
@@ -332,6 +333,12 @@ pub fn make_job_dir(flash: &Path, id: &str) -> io::Result<PathBuf> {
 pub fn note_elsewhere(flash: &Path, dir: &Path) -> io::Result<()> {
     let Some(name) = dir.file_name() else { return Ok(()) };
     in_jobs_dir(flash, |jobs| std::os::unix::fs::symlink(dir, jobs.join(name)))
+}
+
+/// True if the flash directory has what a job leaves in the directory of jobs as long as it has a record: its own directory, or the
+/// link to that. Flash without it may be another one than the job's: what is at its path while it is not mounted.
+pub fn is_noted(flash: &Path, id: &str) -> bool {
+    own_dir(&jobs_dir(flash)).is_ok_and(|jobs| fs::symlink_metadata(jobs.join(id)).is_ok())
 }
 
 /// Removes what [`note_elsewhere`] made, if it is there.
@@ -526,6 +533,8 @@ mod tests {
         note_elsewhere(flash.path(), &dir).expect("noted");
         let here = make_job_dir(flash.path(), "job-1-3").expect("make");
         assert_eq!(dirs_elsewhere(flash.path()), std::slice::from_ref(&dir));
+        assert!(is_noted(flash.path(), "job-1-2") && is_noted(flash.path(), "job-1-3"));
+        assert!(!is_noted(work.path(), "job-1-2"), "it was made on other flash");
         // What has no record is old enough to be removed, and what a link leads to is none of that.
         fs::create_dir(dir.join(MOUNT_NAME)).expect("mkdir");
         remove_unborn(flash.path(), SystemTime::now() + UNBORN_AGE * 2);

@@ -1,7 +1,8 @@
 //! The end of a run in words: the table of steps, and what to do with a buffer that was kept.
 
+use super::left_jobs::LeftJob;
 use super::mount;
-use super::record::{JobRecord, Outcome, RECORD_NAME, ScriptExit, as_path};
+use super::record::{JobRecord, LeftOver, Outcome, RECORD_NAME, ScriptExit, as_path};
 use super::signals::signal_name;
 use super::staging::{StageFailure, path_in_mount};
 use super::step::{Ended, Step, StepSummary};
@@ -197,6 +198,25 @@ pub fn gone_text(dir: &Path, why: &str, program: &str) -> String {
     )
 }
 
+/// What to say of a job whose flash has nothing of it: nothing is done with it then.
+pub fn flash_away_text(record: &JobRecord, dir: &Path, program: &str) -> String {
+    let path = shell_word(&dir.join(RECORD_NAME));
+    format!(
+        "{}\nWhen it is mounted, finish the job, or give it up:\n  {program} run --resume {path}\n  {program} run --discard {path}\nIf it \
+         was emptied, or lay in memory, the buffer is gone. To end the job's record then, whatever that flash has:\n  {program} run \
+         --discard --force {path}\n",
+        flash_away(record)
+    )
+}
+
+/// The same without what there is to do.
+pub fn flash_away(record: &JobRecord) -> String {
+    format!(
+        "{} has not what the job left there: is its file system mounted? Nothing is changed.",
+        as_path(&record.flash).display()
+    )
+}
+
 /// What to say when results did not reach the PFS: what is where, and how to get it.
 pub fn kept_text(
     record: &JobRecord,
@@ -356,7 +376,8 @@ fn given_up_left(record: &JobRecord) -> Vec<String> {
 }
 
 /// What to say of a job that an earlier runner left.
-pub fn left_over_text(record: &JobRecord, dir: &Path, program: &str) -> String {
+pub fn left_over_text(job: &LeftJob, program: &str) -> String {
+    let LeftOver { dir, record } = &job.left;
     let path = shell_word(&dir.join(RECORD_NAME));
     if let Some(when) = record.given_up {
         return format!(
@@ -365,7 +386,7 @@ pub fn left_over_text(record: &JobRecord, dir: &Path, program: &str) -> String {
             printable_bytes(record.script.as_bytes()),
         );
     }
-    if record.outcome == Some(Outcome::BufferGone) {
+    if job.gone.is_some() {
         return format!(
             "the buffer of an earlier job is gone ({}); to end its record: {program} run --discard {path}",
             printable_bytes(record.script.as_bytes()),

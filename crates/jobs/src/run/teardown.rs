@@ -88,7 +88,8 @@ impl Machine {
         } else {
             // The umount of a runner that was killed came first. Whether it also destroyed the
             // buffer is not known: what is mounted again is the old buffer or an empty one.
-            mount::mount_again(path, &self.record, dir, signals, &say)?;
+            let stopped = mount::Stopped::Bounded;
+            mount::mount_again(path, &self.record, dir, signals, stopped, &say)?;
         }
         mount::umount(path, &self.record, dir, true, signals, &say)
     }

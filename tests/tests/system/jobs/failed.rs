@@ -199,14 +199,98 @@ fn a_job_whose_buffer_was_destroyed_with_its_mount_is_not_resumed() {
     let mut destroy = Command::new(binary());
     procs::run(destroy.args(["umount", "--destroy"]).arg(run.mount_point()));
     fs::remove_file(place.pfs("results")).unwrap();
+    let listed = listed_with(&place, "discard", &record);
+    assert_eq!(listed["state"], "gone", "{listed}");
     let refused = place.resume(&record).expect(121);
     assert!(refused.err.contains("the buffer of this job is gone: nothing is"), "{}", refused.err);
     assert!(refused.err.contains(&format!("run --discard {record}")), "{}", refused.err);
     assert!(!refused.err.contains("Nothing is lost"), "{}", refused.err);
     assert_eq!(refused.summary()["outcome"], "buffer-gone");
     assert_eq!(place.mounts(), Vec::<PathBuf>::new(), "an empty one was made");
+    listed_with(&place, "discard", &record);
     let discarded = place.discard(&record).expect(0);
     assert!(discarded.err.contains("there is none any more: nothing is"), "{}", discarded.err);
+    place.assert_clean();
+}
+
+/// What `forebay status` lists of the flash with this record, to be ended by this command.
+#[track_caller]
+fn listed_with(place: &Place, command: &str, record: &str) -> Value {
+    let mut status = Command::new(binary());
+    let status = status.args(["status", "--json", "--flash"]).arg(place.flash()).output().unwrap();
+    let listed: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let found = listed["buffers"].as_array().unwrap().iter().find(|entry| entry[command] == record);
+    found.unwrap_or_else(|| panic!("no {command} {record} in {listed}")).clone()
+}
+
+/// A job on this flash whose directory lies elsewhere and whose results are missing; what serves its mount is dead, as after a restart
+/// of the node, and what hindered its results is removed. Its record.
+fn left_elsewhere(place: &Place) -> String {
+    let body = "cd $DW_JOB_STRIPED; mkdir results; echo x > results/x; echo > @PFS@/results";
+    let script = place.script(&[STRIPED, OUT], body);
+    let mut command = place.command(&["--work-dir", "work", "--store", "directory", "--flash"]);
+    let run = Run::wait(command.arg(place.flash()).arg(script).spawn().unwrap()).expect(121);
+    fs::remove_file(place.pfs("results")).unwrap();
+    let server = place.server_of(&run.mount_point());
+    signal(server, libc::SIGKILL);
+    until("the server is gone", || !alive(server));
+    procs::run(Command::new("umount").arg("-l").arg(run.mount_point()));
+    run.record()
+}
+
+/// Neither command changed anything, and each said why.
+#[track_caller]
+fn refused_without_flash(place: &Place, record: &str) {
+    let before = fs::read(record).unwrap();
+    let each = [
+        (place.resume(record), 121, "results-missing"),
+        (place.discard(record), 122, "not-removed"),
+    ];
+    for (refused, code, outcome) in each {
+        let refused = refused.expect(code);
+        let said =
+            "has not what the job left there: is its file system mounted? Nothing is changed";
+        assert!(refused.err.contains(said), "{}", refused.err);
+        assert!(!refused.err.contains("lost"), "{}", refused.err);
+        assert_eq!(refused.summary()["outcome"], outcome);
+        assert_eq!(fs::read(record).unwrap(), before, "something was changed");
+    }
+}
+
+/// What is at the path of the flash then has no buffer of the job: that is no sign that it was destroyed.
+#[test]
+fn a_job_whose_flash_is_not_mounted_is_kept_until_it_is() {
+    let place = Place::new();
+    let (flash, disk) = (place.flash(), place.base.join("disk"));
+    fs::create_dir(&disk).unwrap();
+    procs::run(Command::new("mount").arg("--bind").arg(&disk).arg(&flash));
+    let record = left_elsewhere(&place);
+    let unmounted = || Command::new("umount").arg(&flash).status().unwrap().success();
+    until("the flash is not mounted", unmounted);
+    refused_without_flash(&place, &record);
+    assert_eq!(fs::read_dir(&flash).unwrap().count(), 0, "something was made there");
+    procs::run(Command::new("mount").arg("--bind").arg(&disk).arg(&flash));
+    let listed = listed_with(&place, "resume", &record);
+    assert_eq!(listed["state"], "kept", "{listed}");
+    let resumed = place.resume(&record).expect(0);
+    assert_eq!(fs::read_to_string(place.pfs("results/x")).unwrap(), "x\n", "{}", resumed.err);
+    until("the flash is not mounted", unmounted);
+    assert_eq!(fs::read_dir(&disk).unwrap().count(), 0, "something is left there");
+    place.assert_clean();
+}
+
+#[test]
+fn a_job_whose_flash_was_emptied_is_discarded_by_force() {
+    let place = Place::new();
+    let record = left_elsewhere(&place);
+    fs::remove_dir_all(place.flash()).unwrap();
+    refused_without_flash(&place, &record);
+    fs::create_dir(place.flash()).unwrap();
+    refused_without_flash(&place, &record);
+    let command = place.command(&["--discard", &record, "--force"]).spawn().unwrap();
+    let discarded = Run::wait(command).expect(0);
+    assert_eq!(discarded.summary()["outcome"], "discarded", "{}", discarded.err);
+    assert_eq!(fs::read_dir(place.base.join("work")).unwrap().count(), 0);
     place.assert_clean();
 }
 
@@ -245,13 +329,16 @@ fn a_job_whose_directory_lies_elsewhere_is_pointed_out_as_well() {
     };
     let kept = run(place.script(&[STRIPED, OUT], "exit 0")).expect(121);
     let record = kept.record();
+    // One whose directory somebody has deleted.
+    let link = place.flash().join("forebay-jobs-0/job-1-1");
+    std::os::unix::fs::symlink(place.base.join("work/job-1-1"), &link).unwrap();
     let next = run(place.script(&[STRIPED], "true")).expect(0);
-    assert!(next.err.contains(&format!("run --resume {record}")), "{}", next.err);
-    let mut status = Command::new(binary());
-    let status = status.args(["status", "--json", "--flash"]).arg(place.flash()).output().unwrap();
-    let listed: Value = serde_json::from_slice(&status.stdout).unwrap();
-    let listed = listed["buffers"].as_array().unwrap();
-    assert!(listed.iter().any(|entry| entry["resume"] == record), "{listed:?}");
+    let finish = format!("run --resume {record}");
+    assert_eq!(next.err.matches(&finish).count(), 1, "{}", next.err);
+    assert!(fs::symlink_metadata(&link).is_err(), "a link to nothing is left");
+    let elsewhere = place.run(&place.script(&[STRIPED], "true"), &[]).expect(0);
+    assert_eq!(elsewhere.err.matches(&finish).count(), 1, "{}", elsewhere.err);
+    listed_with(&place, "resume", &record);
     place.discard(&record).expect(0);
     place.assert_clean();
 }
@@ -300,8 +387,8 @@ fn small_files(count: u32) -> (Place, PathBuf) {
     (place, script)
 }
 
-/// Longer than one look at a mount takes, and less than it is waited for.
-const STOPPED: Duration = Duration::from_secs(12);
+/// Longer than a look at a mount takes, and than a `--discard` waits for one.
+const STOPPED: Duration = Duration::from_secs(25);
 
 #[test]
 fn a_job_is_resumed_on_its_mount_that_was_stopped_for_long_and_answers_again() {

@@ -111,6 +111,10 @@ fn a_job_that_was_given_up_is_listed_where_its_directory_lies_elsewhere_and_its_
     assert!(listed.contains(&format!("\"discard\":\"{record}\"")), "{listed}");
 
     signal(site.member(1), libc::SIGCONT);
+    // Without --work-dir.
+    let next = site.place.script(&[STRIPED], "true");
+    let next = Run::wait(site.start(&next, "", &[])).expect(0);
+    assert!(next.err.contains(&finish) && !next.err.contains("run --resume"), "{}", next.err);
     Run::wait(site.discard(&record)).expect(0);
     until("the rest of the buffer is gone", || site.buffers().is_empty());
     assert_eq!(fs::read_dir(&work).unwrap().count(), 0);

@@ -680,6 +680,11 @@ fn a_job_whose_buffer_was_destroyed_is_not_resumed_and_says_what_is_lost() {
     let buffer = &site.buffers()[0];
     let mut destroy = site.forebay(&["buffer", "destroy", buffer, "--force"]);
     assert!(destroy.args(["--server", &site.unix()]).status().unwrap().success());
+    let flash = site.place.flash();
+    let listed = procs::run(site.forebay(&["status", "--json", "--flash"]).arg(&flash));
+    let listed: Value = serde_json::from_str(listed.trim()).unwrap();
+    let of_job = listed["buffers"].as_array().unwrap().iter().find(|e| e["discard"] == *record);
+    assert!(of_job.is_some_and(|entry| entry["state"] == "gone"), "{listed}");
     let refused = Run::wait(site.resume(&record)).expect(121);
     let finish = format!("run --discard {record}");
     for said in ["the buffer of this job is gone: ", "what was not staged out", finish.as_str()] {
@@ -711,6 +716,9 @@ fn a_job_whose_buffer_is_destroyed_while_it_runs_does_not_say_that_it_is_kept() 
     assert!(!run.err.contains("Nothing is lost"), "{}", run.err);
     let summary = run.summary();
     assert_eq!(summary["outcome"], "buffer-gone", "{summary}");
+    assert!(!run.err.contains("the buffer is kept"), "{}", run.err);
+    let data_out = run.step("data-out")["detail"].to_string();
+    assert!(data_out.contains("; the buffer is gone"), "{data_out}");
     Run::wait(site.discard(summary["discard"].as_str().unwrap())).expect(0);
     site.assert_clean();
 }
