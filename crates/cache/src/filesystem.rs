@@ -311,6 +311,10 @@ impl FileSystem for CacheFs {
         true
     }
 
+    fn syncs_dirs_at_pfs(&self) -> bool {
+        true
+    }
+
     fn set_notify(&self, notify: Arc<dyn Notify>) {
         self.parts.notifier.set(notify);
     }

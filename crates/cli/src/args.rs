@@ -496,7 +496,8 @@ pub struct RunArgs {
     pub discard: Option<PathBuf>,
     /// With --discard: also where the flash directory has not what the job left there. If its file system is only not mounted,
     /// the buffer stays on it.
-    #[arg(long, requires = "discard")]
+    // `requires` alone asks for nothing where something else conflicts with --discard.
+    #[arg(long, requires = "discard", conflicts_with_all = ["script", "resume"])]
     pub force: bool,
     /// Print the summary as JSON, as the last line of standard output.
     #[arg(long)]
@@ -697,6 +698,23 @@ mod tests {
             if let Err(error) = Cli::try_parse_from(words.iter().copied()) {
                 panic!("{words:?}: {error}");
             }
+        }
+    }
+
+    #[test]
+    fn a_job_is_run_or_resumed_without_force() {
+        let refused: [&[&str]; 4] = [
+            &["--force"],
+            &["--force", "job.sh"],
+            &["--force", "--keep", "job.sh"],
+            &["--force", "--resume", "job.json"],
+        ];
+        for words in refused {
+            let command = ["forebay", "run"].into_iter().chain(words.iter().copied());
+            assert!(Cli::try_parse_from(command).is_err(), "{words:?}");
+        }
+        for words in [["--discard", "job.json", "--force"], ["--force", "--discard", "job.json"]] {
+            Cli::try_parse_from(["forebay", "run"].into_iter().chain(words)).unwrap();
         }
     }
 

@@ -11,7 +11,8 @@
 //! it would be done after what its program did next. The kernel's own writes to files on the fast path are no requests.
 //!
 //! Signals other than deadly ones end no `fsync` of a server that answers: it takes its time, and programs take its failure
-//! for a loss. Nor do they end a read into the page cache: that would be SIGBUS for who has the file mapped.
+//! for a loss. One of a directory of a cache they do end: it waits for the PFS. They end no read into the page cache: that would be
+//! SIGBUS for who has the file mapped.
 //!
 //! What the kernel writes back by itself, stores into a mapping, names no process, and no interrupt comes for it: it is waited
 //! for until it is answered or the session is aborted, whatever becomes of those who wait for it (docs/SEMANTICS.md).
@@ -208,6 +209,8 @@ impl LetGo {
 struct Kind {
     may_hang: bool,
     opcode: u32,
+    /// [`forebay_proto::FileSystem::syncs_dirs_at_pfs`]; of no other request.
+    syncs_dir_at_pfs: bool,
     is_page: bool,
     is_dying: bool,
 }
@@ -222,7 +225,8 @@ impl Kind {
             return false;
         }
         // Asked from the first look on: whether somebody answers shows after a moment.
-        let is_for_nothing = !takes_its_time(self.opcode) || !is_answering();
+        let takes_its_time = takes_its_time(self.opcode) && !self.syncs_dir_at_pfs;
+        let is_for_nothing = !takes_its_time || !is_answering();
         is_for_nothing && since >= AFTER_A_SIGNAL
     }
 }
@@ -490,6 +494,7 @@ impl Waits {
         let kind = |is_dying| Kind {
             may_hang: self.may_hang,
             opcode: waiting.opcode,
+            syncs_dir_at_pfs: waiting.opcode == op::FSYNCDIR && cx.fs.syncs_dirs_at_pfs(),
             is_page: waiting.is_page,
             is_dying,
         };
@@ -709,7 +714,13 @@ mod tests {
     fn every_wait_ends_within_a_second_of_a_signal() {
         const SECOND_MS: u64 = 1_000;
         let phases = [0, 1, 25, LOOK.as_millis() as u64 - 1];
-        let kind = |opcode| Kind { may_hang: true, opcode, is_page: false, is_dying: false };
+        let kind = |opcode| Kind {
+            may_hang: true,
+            opcode,
+            syncs_dir_at_pfs: false,
+            is_page: false,
+            is_dying: false,
+        };
         for opcode in (1..=64).filter(|opcode| dispatch::is_answered(*opcode)) {
             for (first, second) in phases.into_iter().flat_map(|a| phases.map(|b| (a, b))) {
                 // A server that is stopped: the thread hears that it is to end. A PFS that hangs: it does not hear it.
@@ -730,8 +741,17 @@ mod tests {
                 }
             }
         }
+        // The PFS of a cache hangs, and its server answers.
+        let of_cache = Kind { syncs_dir_at_pfs: true, ..kind(op::FSYNCDIR) };
+        for (ends, phase) in [true, false].into_iter().flat_map(|ends| phases.map(|at| (ends, at)))
+        {
+            let let_go = let_go_at(of_cache, true, ends, 0, phase).unwrap();
+            assert!(let_go <= 750, "{ends}, {phase}: {let_go}");
+        }
         // What goes on, whoever has a signal.
-        assert_eq!(let_go_at(kind(op::FSYNC), true, true, 0, 0), None, "a server that answers");
+        for opcode in [op::FSYNC, op::FSYNCDIR] {
+            assert_eq!(let_go_at(kind(opcode), true, true, 0, 0), None, "a server that answers");
+        }
         let page = Kind { is_page: true, ..kind(op::READ) };
         assert_eq!(let_go_at(page, false, true, 0, 0), None, "it would be SIGBUS");
         let local = Kind { may_hang: false, ..kind(op::WRITE) };

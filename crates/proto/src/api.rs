@@ -349,6 +349,11 @@ pub trait FileSystem: NameOps + AttrOps + DataOps + XattrOps + 'static {
     fn is_answering(&self, _ino: Option<Ino>) -> bool {
         true
     }
+    /// True if [`NameOps::fsyncdir`] waits for a PFS, of which nobody tells whether it answers: then signals end it also while
+    /// [`FileSystem::is_answering`].
+    fn syncs_dirs_at_pfs(&self) -> bool {
+        false
+    }
     /// Says when reads of files and listings of directories store access times, where this file system stores them itself.
     fn set_access_times(&self, _files: AccessTimes, _dirs: AccessTimes) {}
     /// Tells who wants to hear of changes that did not come through this client.

@@ -75,13 +75,16 @@ pub fn entries_text(files: u64, bytes: u64, others: u64) -> String {
     }
 }
 
-/// The same without bytes, of what was not copied: `8 files and 2 other entries`.
+/// The same without bytes, of what was not copied: `8 files and 2 other entries`, `2 other entries`.
 pub fn failed_text(files: u64, others: u64) -> String {
-    let text = files_text(files);
-    match others {
-        0 => text,
-        1 => text + " and 1 other entry",
-        others => format!("{text} and {others} other entries"),
+    let entries = match others {
+        0 => return files_text(files),
+        1 => "1 other entry".to_string(),
+        others => format!("{others} other entries"),
+    };
+    match files {
+        0 => entries,
+        files => format!("{} and {entries}", files_text(files)),
     }
 }
 
@@ -96,7 +99,9 @@ mod tests {
         assert_eq!(entries_text(0, 0, 3), "0 files, 0 B, and 3 other entries");
         assert_eq!(failed_text(8, 2), "8 files and 2 other entries");
         assert_eq!(failed_text(1, 0), "1 file");
-        assert_eq!(failed_text(0, 1), "0 files and 1 other entry");
+        assert_eq!(failed_text(1, 1), "1 file and 1 other entry");
+        assert_eq!(failed_text(0, 1), "1 other entry");
+        assert_eq!(failed_text(0, 0), "0 files");
     }
 
     #[test]

@@ -387,14 +387,15 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_pfs_hangs(kind: Kind) {
     let _alone = without_children();
     let (site, pfs) = stormy_as(kind, &["--drain", "end", "--pfs-ttl", "0"]);
     let at = places(&site, ["d".to_owned()].into_iter()).pop().unwrap();
-    for (name, call) in CALLS.iter().filter(|(name, _)| ["lookup", "list", "read"].contains(name)) {
+    let dir = sys::open(at.path(""), libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
+    let is_eintr = |name: &str, call: &dyn Fn() -> Sys<()>| {
         pfs.weather.set(Air::Still);
         let ready = Shared::new(1);
-        let (at, ready_) = (&at, &ready);
+        let ready_ = &ready;
         let child = Child::spawn(name, move || {
             take_a_signal();
             ready_[0].store(1, SeqCst);
-            assert_eq!(call(at), Err(Errno(libc::EINTR)));
+            assert_eq!(call(), Err(Errno(libc::EINTR)));
         });
         while ready[0].load(SeqCst) == 0 {
             std::thread::sleep(Duration::from_millis(5));
@@ -405,7 +406,13 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_pfs_hangs(kind: Kind) {
         child.wait(SOON).unwrap_or_else(|why| panic!("{name}: {why}"));
         pfs.weather.set(Air::Fair);
         assert_eq!(sys::fstat(&at.fd).unwrap().size, 2 * MIB, "{name}");
+    };
+    for (name, call) in CALLS.iter().filter(|(name, _)| ["lookup", "list", "read"].contains(name)) {
+        is_eintr(name, &|| call(&at));
     }
+    // Unlike that of a file it waits for the PFS.
+    is_eintr("fsync of a directory", &|| sys::fsync(&dir));
+    sys::fsync(&dir).unwrap();
     assert_eq!(sys::pread(&at.fd, 0, 3).unwrap(), pattern(1, 3));
 }
 

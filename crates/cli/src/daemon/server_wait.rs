@@ -230,7 +230,7 @@ pub fn awaited_text(metrics: &PoolMetrics, lease: Duration) -> Option<String> {
     let lease_s = lease.as_secs_f64();
     Some(format!(
         "the server on {host} was started again and waits for {mounts} that it had before, until {come} back or \
-         {lease_s} s after its start; one that was unmounted with --force meanwhile does not come"
+         {lease_s} s after its start; one that was unmounted meanwhile does not come"
     ))
 }
 
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(
             told(&[0, 1]).unwrap(),
             "the server on n1 was started again and waits for 1 mount that it had before, until it comes back or 12 s after \
-             its start; one that was unmounted with --force meanwhile does not come"
+             its start; one that was unmounted meanwhile does not come"
         );
         assert!(
             told(&[2]).unwrap().contains("waits for 2 mounts that it had before, until they come")

@@ -684,6 +684,11 @@ impl FileSystem for RemoteFs {
         }
     }
 
+    /// A server answers while its PFS hangs.
+    fn syncs_dirs_at_pfs(&self) -> bool {
+        self.attached.cache.is_some()
+    }
+
     fn set_notify(&self, notify: Arc<dyn Notify>) {
         for peer in self.servers.all() {
             peer.kept.set_notify(Arc::clone(&notify));

@@ -204,7 +204,7 @@ pub fn flash_away_text(record: &JobRecord, dir: &Path, program: &str) -> String 
     format!(
         "{}\nWhen it is mounted, finish the job, or give it up:\n  {program} run --resume {path}\n  {program} run --discard {path}\nIf it \
          was emptied, or lay in memory, the buffer is gone. To end the job's record then, whatever that flash has:\n  {program} run \
-         --discard --force {path}\n",
+         --discard {path} --force\n",
         flash_away(record)
     )
 }

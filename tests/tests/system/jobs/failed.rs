@@ -287,8 +287,12 @@ fn a_job_whose_flash_was_emptied_is_discarded_by_force() {
     refused_without_flash(&place, &record);
     fs::create_dir(place.flash()).unwrap();
     refused_without_flash(&place, &record);
-    let command = place.command(&["--discard", &record, "--force"]).spawn().unwrap();
-    let discarded = Run::wait(command).expect(0);
+    // The command that is told, as it is printed.
+    let told = place.discard(&record).expect(122).err;
+    let printed = told.lines().find(|line| line.ends_with("--force")).unwrap();
+    let (_, args) = printed.split_once(" run ").unwrap();
+    let args: Vec<&str> = args.split(' ').collect();
+    let discarded = Run::wait(place.command(&args).spawn().unwrap()).expect(0);
     assert_eq!(discarded.summary()["outcome"], "discarded", "{}", discarded.err);
     assert_eq!(fs::read_dir(place.base.join("work")).unwrap().count(), 0);
     place.assert_clean();
