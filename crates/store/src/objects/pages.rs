@@ -130,8 +130,8 @@ struct Suspect {
     /// When it grew last, or was written at all after a quiet time.
     active_at: Instant,
     watch: Option<Watch>,
-    /// When that watch, or the one before, began.
-    watched_at: Instant,
+    /// When it had been written last, as far as it was known, as that watch or the one before began.
+    written_at: Instant,
     /// Its last write that was told came long after the one before ([`pace::is_seldom`]), and no call since.
     is_seldom: bool,
     /// When it was looked last whether somebody has it open.
@@ -181,7 +181,8 @@ struct Opened {
 struct WatchedFile {
     bytes: u64,
     watch: Watch,
-    watched_at: Instant,
+    /// When it had been written or opened last, as far as it was known, as that watch began.
+    written_at: Instant,
     seen_open_at: Instant,
 }
 
@@ -201,10 +202,9 @@ impl Watched {
         self.files.len()
     }
 
-    fn put(&mut self, id: ObjectId, bytes: u64, watch: Watch) {
+    fn put(&mut self, id: ObjectId, bytes: u64, watch: Watch, written_at: Instant) {
         self.of_watch.insert(watch, id);
-        let now = Instant::now();
-        let file = WatchedFile { bytes, watch, watched_at: now, seen_open_at: now };
+        let file = WatchedFile { bytes, watch, written_at, seen_open_at: Instant::now() };
         if let Some(before) = self.files.insert(id, file)
             && before.watch != watch
         {
@@ -268,9 +268,9 @@ impl State {
     /// else looked at closely from now on.
     fn heard(&mut self, watch: Watch, now: Instant) -> Option<ObjectId> {
         let is_seldom =
-            |watched_at: Instant| pace::is_seldom(now.saturating_duration_since(watched_at));
-        if let Some((id, WatchedFile { bytes, watched_at, .. })) = self.watched.take_by(watch) {
-            let is_seldom = is_seldom(watched_at);
+            |written_at: Instant| pace::is_seldom(now.saturating_duration_since(written_at));
+        if let Some((id, WatchedFile { bytes, written_at, .. })) = self.watched.take_by(watch) {
+            let is_seldom = is_seldom(written_at);
             self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now, is_seldom });
             self.busy_at = Some(now);
             return Some(id);
@@ -278,7 +278,7 @@ impl State {
         let suspect = self.suspects.iter_mut().find(|s| s.watch == Some(watch))?;
         suspect.watch = None;
         suspect.active_at = now;
-        suspect.is_seldom = is_seldom(suspect.watched_at);
+        suspect.is_seldom = is_seldom(suspect.written_at);
         Some(suspect.id)
     }
 
@@ -523,7 +523,7 @@ impl Objects {
                 grown_at: now,
                 active_at: now,
                 watch,
-                watched_at: now,
+                written_at: now,
                 is_seldom: false,
                 seen_open_at: now,
                 verdict,
@@ -682,7 +682,9 @@ impl Objects {
                 }
                 self.suspect(state, id, &stat, 0);
             }
-            (Ok(stat), Some(watch)) => state.watched.put(id, allocated(&stat), watch),
+            (Ok(stat), Some(watch)) => {
+                state.watched.put(id, allocated(&stat), watch, Instant::now());
+            }
             (Ok(_), None) => state.crowded = true,
         }
     }
@@ -703,7 +705,7 @@ impl Objects {
         // It may have been written just before.
         let is_same = |stat: ObjectStat| allocated(&stat) == bytes && !has_hole(&stat);
         if self.stat(file.id).is_ok_and(is_same) {
-            state.watched.put(file.id, bytes, watch);
+            state.watched.put(file.id, bytes, watch, file.active_at);
             return;
         }
         self.pages.forget(watch);
@@ -746,7 +748,7 @@ impl Objects {
         if is_quiet && *watches_left > 0 {
             *watches_left -= 1;
             suspect.watch = self.watch(suspect.id);
-            suspect.watched_at = Instant::now();
+            suspect.written_at = suspect.active_at;
             suspect.is_seldom = is_seldom;
         }
     }
@@ -924,6 +926,25 @@ fn run(pages: &Pages, objects: &Weak<Objects>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_proto::Ino;
+
+    /// A watch begins when the file was quiet for [`ACTIVE`]: a write each 30 ms comes some 10 ms after that, and is seldom.
+    #[test]
+    fn a_write_is_seldom_by_the_write_before_it_and_not_by_its_watch() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"x").unwrap();
+        let watch = Bell::new().unwrap().watch(&path).unwrap();
+        let id = ObjectId::whole(Ino(1));
+        let written_at = Instant::now();
+        for (after, is_seldom) in [(ACTIVE * 3 / 2, true), (ACTIVE / 2, false)] {
+            let mut state = State::default();
+            state.watched.put(id, 1, watch, written_at);
+            assert_eq!(state.heard(watch, written_at + after), Some(id));
+            let told = state.opened.back().map(|file| file.is_seldom);
+            assert_eq!(told, Some(is_seldom), "{after:?} after the write before");
+        }
+    }
 
     #[test]
     fn what_is_dense_is_told_by_the_pages_that_it_touches() {
