@@ -551,7 +551,7 @@ impl Backing {
     /// True if not all that is served is on flash: a cache knows by itself what was a hit.
     pub fn may_miss(&self) -> bool {
         match self {
-            Backing::Own { server, .. } => server.cache().is_some(),
+            Backing::Own { server, .. } => server.buffer().needs_pfs(),
             Backing::Served(served) => served.fs.attached().cache.is_some(),
         }
     }
@@ -641,14 +641,14 @@ impl Backing {
         }
     }
 
-    /// True if it is a cache.
+    /// True if it is a cache of this process, whose requests may wait for the PFS or hang in a call on it.
     pub fn is_cache(&self) -> bool {
-        matches!(self, Backing::Own { server, .. } if server.cache().is_some())
+        matches!(self, Backing::Own { server, .. } if server.buffer().needs_pfs())
     }
 
     /// True if a thread was left behind that hangs in a call on the PFS.
     pub fn hangs(&self) -> bool {
-        matches!(self, Backing::Own { server, .. } if server.cache().is_some_and(|c| c.hangs()))
+        matches!(self, Backing::Own { server, .. } if server.buffer().hangs())
     }
 
     /// What an unmount waits for, in words; `None` if for nothing that takes long.
@@ -713,9 +713,7 @@ fn finish_own(
     keep: bool,
     (session_over, may_forget): (bool, bool),
 ) -> Result<(), ControlError> {
-    if let Some(cache) = server.cache() {
-        cache.close(DRAIN_WAIT);
-    }
+    server.buffer().close(DRAIN_WAIT);
     let dirty = server.cache().filter(|cache| !keep && !cache.may_be_destroyed());
     if let Some(cache) = dirty {
         let files = cache.dirty_files();
@@ -731,13 +729,13 @@ fn finish_own(
         tracing::info!("unmounted; the buffer is destroyed");
         let store = server.abandon();
         // A drain that hangs reads what it drains when its PFS answers.
-        let hangs = server.cache().is_some_and(|cache| cache.hangs());
+        let hangs = server.buffer().hangs();
         return match may_forget && session_over && !hangs {
             true => store.destroy_unwritten(),
             false => store.destroy(),
         };
     }
-    if server.cache().is_some_and(|cache| cache.hangs()) {
+    if server.buffer().hangs() {
         // Left as after a crash: the next mount goes on.
         tracing::warn!("a drain hangs in a call on the PFS and is left behind; the buffer is kept");
         return Ok(());
