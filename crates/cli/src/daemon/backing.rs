@@ -20,9 +20,7 @@ use forebay_proto::api::CreateArgs;
 use forebay_proto::api::ops::*;
 use forebay_proto::cache::CacheStatus;
 use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
-use forebay_proto::net::ledger::{
-    AccessMode, BufferName, LedgerReply, LedgerRequest, ServedBuffer,
-};
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, ServedBuffer};
 use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::size::files_text;
 use forebay_proto::{Caller, Errno};
@@ -138,8 +136,7 @@ impl Place {
                 let patience = target.patience;
                 let (fs, target) = attach(target)?;
                 let (fs, target, others) = settle(fs, target)?;
-                let alone = fs.attached().cache.map(|cache| cache.access);
-                let balanced = (alone == Some(AccessMode::Ldbalance)).then(|| {
+                let balanced = fs.attached().is_balanced().then(|| {
                     let mut all = vec![target.clone()];
                     all.extend(others.iter().cloned());
                     Failover::new(Arc::clone(&fs), 0, all, patience)
@@ -217,8 +214,7 @@ fn settle(
     fs: Arc<RemoteFs>,
     target: Target,
 ) -> Result<(Arc<RemoteFs>, Target, Vec<Target>), ControlError> {
-    let alone = fs.attached().cache.is_some_and(|cache| cache.access != AccessMode::Striped);
-    if !alone {
+    if !fs.attached().is_whole_on_each_server() {
         return Ok((fs, target, Vec::new()));
     }
     // The first of them is shown to who cannot go on.
@@ -256,7 +252,7 @@ fn again(
     patience: Duration,
 ) -> (Arc<RemoteFs>, Target, Vec<Target>) {
     others.retain(|other| other.address != target.address);
-    if fs.attached().cache.is_some_and(|cache| cache.access == AccessMode::Ldbalance) {
+    if fs.attached().is_balanced() {
         // A server that does not answer is left for another one, not waited for.
         let short = Target { patience, ..target.clone() };
         if let Ok(other) = RemoteFs::attach(short.clone()) {
@@ -552,7 +548,7 @@ impl Backing {
     pub fn may_miss(&self) -> bool {
         match self {
             Backing::Own { server, .. } => server.buffer().needs_pfs(),
-            Backing::Served(served) => served.fs.attached().cache.is_some(),
+            Backing::Served(served) => served.fs.attached().needs_pfs(),
         }
     }
 
@@ -690,7 +686,7 @@ impl Backing {
 
 /// A file without a name on the server, if it is on this node and hands its objects over.
 fn probe_of(fs: &RemoteFs) -> Option<File> {
-    if fs.attached().cache.is_some() {
+    if fs.attached().needs_pfs() {
         // Its files have names on the PFS, always.
         return fs.probe().ok();
     }

@@ -492,7 +492,7 @@ fn of_the_server(served: &Served, common: BufferStatus, limit: Duration) -> Buff
         server: Some(served.target.address.to_string()),
         volatile: attached.volatile,
         capacity_bytes: served.known_capacity_bytes(),
-        buffer_type: attached.cache.as_ref().map_or("scratch", |_| "cache").into(),
+        buffer_type: attached.type_name().into(),
         ..common
     };
     if common.ending.is_some() {
