@@ -194,8 +194,7 @@ fn measure_buffer(
     measure_control(args, raw_scratch.path(), workers, rows)?;
     measure_sides(args, &sides, workers, rows)?;
     if args.wants("beside") {
-        let library = args.forebay.with_file_name("libforebay_preload.so");
-        beside::measure(&sides, &library, args.pairs(), |row| keep(rows, row))?;
+        measure_beside(args, &sides, rows)?;
     }
     let staging = staging::Staging {
         forebay: &args.forebay,
@@ -225,15 +224,32 @@ fn measure_buffer(
     if args.wants("staging") && store_kind == "tmpfs" {
         measure_disk_store(args, disk, &staging, rows)?;
     }
+    measure_anew(args, &place, disk, rows)?;
+    Ok((store_kind, fast_path))
+}
+
+/// Names, by programs beside the kernel.
+fn measure_beside(args: &Args, sides: &Sides, rows: &mut Vec<Row>) -> Result<()> {
+    let library = args.forebay.with_file_name("libforebay_preload.so");
+    beside::measure(sides, &library, args.pairs(), |row| keep(rows, row))
+}
+
+/// Buffers that are mounted anew for it: nearly full, and over their whole life.
+fn measure_anew(
+    args: &Args,
+    place: &lifetime::Place<'_>,
+    disk: &Scratch,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
     if args.wants("full") {
-        for row in full::measure(&place, disk, if args.quick { 5 } else { 15 })? {
+        for row in full::measure(place, disk, if args.quick { 5 } else { 15 })? {
             keep(rows, row);
         }
     }
     if args.wants("lifetime") {
-        measure_lifetime(args, &place, rows)?;
+        measure_lifetime(args, place, rows)?;
     }
-    Ok((store_kind, fast_path))
+    Ok(())
 }
 
 /// A buffer of a server on this node.

@@ -101,14 +101,7 @@ pub fn measure(
         for turn in 0..2 {
             let side = (turn + pair) % 2;
             let points = [&nodes.one, &nodes.two][side];
-            let dirs = points.iter().enumerate();
-            let dirs: Vec<PathBuf> =
-                dirs.map(|(server, point)| own_dir(point, pair, server)).collect::<Result<_>>()?;
-            now[side] = sample(&dirs, workers, &daemons)?;
-            for dir in &dirs {
-                std::fs::remove_dir_all(dir)
-                    .with_context(|| format!("remove {}", dir.display()))?;
-            }
+            now[side] = sample_below(points, pair, workers, &daemons)?;
         }
         // Four threads of the second side share two processors: they wait for each other.
         let waits = [now[0].waits, (0, 1)];
@@ -155,6 +148,23 @@ pub fn measure(
     let case = "idle, two servers and three mounts, CPU in a minute";
     keep(idle::row("nodes", case, IDLE_TARGET_S, IDLE_NOTE, &daemons)?);
     Ok(())
+}
+
+/// A sample in new directories, one below each mount point, which are removed after it.
+fn sample_below(
+    points: &[PathBuf],
+    pair: usize,
+    workers: &mut Workers,
+    daemons: &[u32],
+) -> Result<Sample> {
+    let dirs = points.iter().enumerate();
+    let dirs: Vec<PathBuf> =
+        dirs.map(|(server, point)| own_dir(point, pair, server)).collect::<Result<_>>()?;
+    let taken = sample(&dirs, workers, daemons)?;
+    for dir in &dirs {
+        std::fs::remove_dir_all(dir).with_context(|| format!("remove {}", dir.display()))?;
+    }
+    Ok(taken)
 }
 
 /// A new directory whose names lie on the server of this number: names are dealt out over the servers.

@@ -11,8 +11,9 @@
 //! | `ledger` | the buffers that one process serves |
 //! | `metrics`, `http` | figures |
 //!
-//! `session` <- `net` <- `ledger`; [`Server`] joins the parts of one buffer.
+//! `session` <- `net` <- `ledger`; [`Server`] joins the parts of one buffer, and asks its type by [`BufferKind`].
 
+mod buffer_kind;
 #[doc(hidden)]
 pub mod fuzzed;
 pub mod http;
@@ -26,4 +27,5 @@ pub mod session;
 #[cfg(test)]
 mod shard_tests;
 
+pub use buffer_kind::BufferKind;
 pub use server::{Server, ServerOptions, check};

@@ -7,6 +7,7 @@
 //!
 //! Made by the mount command (`forebay` crate), and by the ledger for the buffers it serves.
 
+use crate::buffer_kind::{self, BufferKind};
 use crate::lost;
 use forebay_activity::Activity;
 use forebay_cache::{CacheEvents, CacheFs, CacheOptions};
@@ -23,7 +24,7 @@ use forebay_proto::ids::ShardId;
 use forebay_proto::metrics::DeviceMetrics;
 use forebay_proto::net::frame;
 use forebay_proto::net::lost::{LostCursor, LostPage};
-use forebay_proto::{Caller, Errno, Ino};
+use forebay_proto::{Caller, Errno};
 use forebay_store::events::EventLog;
 use forebay_store::flash::{Store, StoreKey};
 use forebay_store::metadata::{LmdbStore, StoreOptions};
@@ -86,7 +87,7 @@ pub struct Server {
     /// The whole tree of a buffer of several servers.
     over: Option<Arc<ShardedTree>>,
     mover: Arc<Mover>,
-    cache: Option<Arc<CacheFs>>,
+    buffer: Box<dyn BufferKind>,
     events: Arc<EventLog>,
     activity: Arc<Activity>,
     recovery: RecoveryReport,
@@ -220,24 +221,14 @@ impl Server {
         };
         let mover = Arc::new(Mover::new(tree, store.plans_dir(), mover_options)?);
         choose_pages(&store, &namespace, options.cache.is_some());
-        let cache = match options.cache {
-            Some(cache) => {
-                let told = CacheEvents {
-                    log: events.clone(),
-                    prefix: prefix(&store.record().key),
-                    owner_uid: root_uid,
-                    activity: activity.clone(),
-                };
-                Some(CacheFs::open_told(
-                    store.dir(),
-                    namespace.clone(),
-                    cache,
-                    Some(told),
-                    options.cache_peers,
-                )?)
-            }
-            None => None,
+        let told = CacheEvents {
+            log: events.clone(),
+            prefix: prefix(&store.record().key),
+            owner_uid: root_uid,
+            activity: activity.clone(),
         };
+        let (dir, peers) = (store.dir(), options.cache_peers);
+        let buffer = buffer_kind::open(dir, &namespace, options.cache, peers, told)?;
         mover.resume();
         let device_at_start = crate::metrics::of_device(&store);
         let server = Server {
@@ -248,7 +239,7 @@ impl Server {
             mover,
             events,
             activity,
-            cache,
+            buffer,
             recovery,
             device_at_start,
         };
@@ -257,15 +248,17 @@ impl Server {
 
     /// The file system that a mount serves.
     pub fn file_system(&self) -> Arc<dyn FileSystem> {
-        match &self.cache {
-            Some(cache) => cache.clone(),
-            None => self.namespace.clone(),
-        }
+        self.buffer.file_system()
+    }
+
+    /// What differs between types of buffer.
+    pub fn buffer(&self) -> &dyn BufferKind {
+        &*self.buffer
     }
 
     /// The cache that the buffer is, if it is one.
     pub fn cache(&self) -> Option<&Arc<CacheFs>> {
-        self.cache.as_ref()
+        self.buffer.cache()
     }
 
     /// The namespace, for its state.
@@ -291,9 +284,7 @@ impl Server {
     /// Part of that, with the names of the files.
     pub fn activity_page(&self, after: Option<u64>) -> ActivityPage {
         let mut page = self.activity.read(after);
-        if let Some(cache) = &self.cache {
-            page.names = cache.mounts().names_of(page.rows.iter().map(|row| Ino(row.1)));
-        }
+        self.buffer.name_files(&mut page);
         forebay_activity::stamp(&mut page, forebay_net::node::host_name());
         page
     }
@@ -338,8 +329,7 @@ impl Server {
     pub fn lost(&self, who: &Caller, from: Option<LostCursor>) -> Result<LostPage, Errno> {
         match &self.over {
             Some(over) => lost::page(over, who, from.unwrap_or_default()),
-            None if let Some(cache) = &self.cache => cache.ownership().lost(who, from),
-            None => Ok(LostPage::default()),
+            None => self.buffer.lost(who, from),
         }
     }
 
@@ -358,9 +348,7 @@ impl Server {
     pub fn grow(&self, capacity_bytes: u64) -> Result<u64, ControlError> {
         let has = self.store.grow(capacity_bytes)?;
         self.namespace.set_capacity(has);
-        if let Some(cache) = &self.cache {
-            cache.set_capacity(has);
-        }
+        self.buffer.set_capacity(has);
         Ok(has)
     }
 
@@ -372,9 +360,7 @@ impl Server {
             let error = failed("stop staging of", self.store.dir(), stuck, Some(libc::ETIMEDOUT));
             return Err(error.hint("the next mount recovers the buffer"));
         }
-        if let Some(cache) = &self.cache {
-            cache.end(self.store.dir(), CACHE_WAIT)?;
-        }
+        self.buffer.end(self.store.dir(), CACHE_WAIT)?;
         self.namespace.close();
         self.events.sync()?;
         let meta = self.store.meta_dir();
@@ -390,9 +376,7 @@ impl Server {
     /// Stops everything without writing it down, for a buffer that is to be destroyed.
     pub fn abandon(&self) -> Store {
         self.mover.shutdown(STAGING_WAIT_MAX);
-        if let Some(cache) = &self.cache
-            && !cache.close(CACHE_WAIT)
-        {
+        if !self.buffer.close(CACHE_WAIT) {
             tracing::warn!("a drain hangs in a call on the PFS and is left behind");
         }
         self.namespace.close();

@@ -48,19 +48,7 @@ pub fn report(mut all: Gathered, trace: Trace, timeline: Timeline) -> Report {
         problems
             .push(format!("{lost} calls were not recorded: no room, or the limit of a process"));
     }
-    let mut files: Vec<FileUse> = all
-        .files
-        .iter()
-        .map(|file| FileUse {
-            path: file.path.clone(),
-            calls: file.calls,
-            read_bytes: file.read_bytes,
-            written_bytes: file.written_bytes,
-            time_s: file.time_s,
-            processes: file.processes,
-        })
-        .collect();
-    files.sort_by(|a, b| b.time_s.total_cmp(&a.time_s).then(a.path.cmp(&b.path)));
+    let mut files = files_by_time(&all);
     let file_count = all.file_count();
     let mut notes = trace.notes;
     notes.extend(timeline.notes.iter().cloned());
@@ -108,6 +96,24 @@ pub fn report(mut all: Gathered, trace: Trace, timeline: Timeline) -> Report {
         task_rates: task_rates(&all.tasks),
         lanes: all.lanes,
     }
+}
+
+/// How each file was used, those first that took longest.
+fn files_by_time(all: &Gathered) -> Vec<FileUse> {
+    let mut files: Vec<FileUse> = all
+        .files
+        .iter()
+        .map(|file| FileUse {
+            path: file.path.clone(),
+            calls: file.calls,
+            read_bytes: file.read_bytes,
+            written_bytes: file.written_bytes,
+            time_s: file.time_s,
+            processes: file.processes,
+        })
+        .collect();
+    files.sort_by(|a, b| b.time_s.total_cmp(&a.time_s).then(a.path.cmp(&b.path)));
+    files
 }
 
 /// Processes that did not end by themselves, and did not go on as another program.

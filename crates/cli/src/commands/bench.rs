@@ -217,38 +217,12 @@ fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
     }
     let real = mpi::world().map_or(tasks, mpi::World::tasks_on_node_0);
     let tasks_on_node = options.tasks_on_node_0.unwrap_or(real);
-    let shift = args.task_per_node_offset.saturating_mul(tasks_on_node);
-    let reorder_seed = args.reorder_seed.unsigned_abs();
-    let reads = match (args.reorder, args.reorder_random) {
-        (true, _) => Reorder::Shift { shift },
-        (false, 0) => Reorder::Own,
-        (false, 1) => {
-            // As IOR: at most to the last node.
-            let offset = args.task_per_node_offset.min(options.nodes.unwrap_or(1) - 1);
-            Reorder::Draw { seed: reorder_seed, least: offset.saturating_mul(tasks_on_node) }
-        }
-        (false, _) => Reorder::Permute { seed: reorder_seed },
-    };
     // As IOR: under -C from one node further on than reads, else from the process itself.
     let next = args.task_per_node_offset.saturating_add(1).saturating_mul(tasks_on_node);
     let write_checks = if args.reorder { Reorder::Shift { shift: next } } else { Reorder::Own };
-    let mut pattern = Pattern {
-        tasks,
-        block_bytes: args.block_bytes,
-        transfer_bytes: args.transfer_bytes,
-        segments: args.segments,
-        file_per_process: args.file_per_process,
-        order: Order::Sequential,
-        order_seed: args.random_offset_seed.unwrap_or_else(drawn_seed),
-    };
-    pattern.order = match args.random_offset {
-        0 => Order::Sequential,
-        1 => Order::Shuffled,
-        _ => Order::Random { file_bytes: pattern.file_bytes().unwrap_or(u64::MAX) },
-    };
     Ok(Ior {
-        pattern,
-        reads,
+        pattern: pattern(args, tasks),
+        reads: read_order(args, options, tasks_on_node),
         write_checks,
         reads_change: args.reorder_seed < 0,
         path: args.file.clone(),
@@ -289,6 +263,41 @@ fn plan(args: &IorArgs, options: &Options) -> anyhow::Result<Ior> {
         per_transfer_csv: options.per_transfer_csv.clone(),
         log: args.log.clone(),
     })
+}
+
+/// Whose part each process reads back.
+fn read_order(args: &IorArgs, options: &Options, tasks_on_node: u32) -> Reorder {
+    let shift = args.task_per_node_offset.saturating_mul(tasks_on_node);
+    let seed = args.reorder_seed.unsigned_abs();
+    match (args.reorder, args.reorder_random) {
+        (true, _) => Reorder::Shift { shift },
+        (false, 0) => Reorder::Own,
+        (false, 1) => {
+            // As IOR: at most to the last node.
+            let offset = args.task_per_node_offset.min(options.nodes.unwrap_or(1) - 1);
+            Reorder::Draw { seed, least: offset.saturating_mul(tasks_on_node) }
+        }
+        (false, _) => Reorder::Permute { seed },
+    }
+}
+
+/// What processes write, and in which order.
+fn pattern(args: &IorArgs, tasks: u32) -> Pattern {
+    let mut pattern = Pattern {
+        tasks,
+        block_bytes: args.block_bytes,
+        transfer_bytes: args.transfer_bytes,
+        segments: args.segments,
+        file_per_process: args.file_per_process,
+        order: Order::Sequential,
+        order_seed: args.random_offset_seed.unwrap_or_else(drawn_seed),
+    };
+    pattern.order = match args.random_offset {
+        0 => Order::Sequential,
+        1 => Order::Shuffled,
+        _ => Order::Random { file_bytes: pattern.file_bytes().unwrap_or(u64::MAX) },
+    };
+    pattern
 }
 
 fn seconds(flag: &str, given: f64) -> Result<Duration, Usage> {

@@ -20,9 +20,7 @@ use forebay_proto::api::CreateArgs;
 use forebay_proto::api::ops::*;
 use forebay_proto::cache::CacheStatus;
 use forebay_proto::control::{ControlError, PathBytes, PlanStatus, StoreKind};
-use forebay_proto::net::ledger::{
-    AccessMode, BufferName, LedgerReply, LedgerRequest, ServedBuffer,
-};
+use forebay_proto::net::ledger::{BufferName, LedgerReply, LedgerRequest, ServedBuffer};
 use forebay_proto::net::servers::ShardPlace;
 use forebay_proto::size::files_text;
 use forebay_proto::{Caller, Errno};
@@ -138,8 +136,7 @@ impl Place {
                 let patience = target.patience;
                 let (fs, target) = attach(target)?;
                 let (fs, target, others) = settle(fs, target)?;
-                let alone = fs.attached().cache.map(|cache| cache.access);
-                let balanced = (alone == Some(AccessMode::Ldbalance)).then(|| {
+                let balanced = fs.attached().is_balanced().then(|| {
                     let mut all = vec![target.clone()];
                     all.extend(others.iter().cloned());
                     Failover::new(Arc::clone(&fs), 0, all, patience)
@@ -217,8 +214,7 @@ fn settle(
     fs: Arc<RemoteFs>,
     target: Target,
 ) -> Result<(Arc<RemoteFs>, Target, Vec<Target>), ControlError> {
-    let alone = fs.attached().cache.is_some_and(|cache| cache.access != AccessMode::Striped);
-    if !alone {
+    if !fs.attached().is_whole_on_each_server() {
         return Ok((fs, target, Vec::new()));
     }
     // The first of them is shown to who cannot go on.
@@ -256,7 +252,7 @@ fn again(
     patience: Duration,
 ) -> (Arc<RemoteFs>, Target, Vec<Target>) {
     others.retain(|other| other.address != target.address);
-    if fs.attached().cache.is_some_and(|cache| cache.access == AccessMode::Ldbalance) {
+    if fs.attached().is_balanced() {
         // A server that does not answer is left for another one, not waited for.
         let short = Target { patience, ..target.clone() };
         if let Ok(other) = RemoteFs::attach(short.clone()) {
@@ -551,8 +547,8 @@ impl Backing {
     /// True if not all that is served is on flash: a cache knows by itself what was a hit.
     pub fn may_miss(&self) -> bool {
         match self {
-            Backing::Own { server, .. } => server.cache().is_some(),
-            Backing::Served(served) => served.fs.attached().cache.is_some(),
+            Backing::Own { server, .. } => server.buffer().needs_pfs(),
+            Backing::Served(served) => served.fs.attached().needs_pfs(),
         }
     }
 
@@ -641,14 +637,14 @@ impl Backing {
         }
     }
 
-    /// True if it is a cache.
+    /// True if it is a cache of this process, whose requests may wait for the PFS or hang in a call on it.
     pub fn is_cache(&self) -> bool {
-        matches!(self, Backing::Own { server, .. } if server.cache().is_some())
+        matches!(self, Backing::Own { server, .. } if server.buffer().needs_pfs())
     }
 
     /// True if a thread was left behind that hangs in a call on the PFS.
     pub fn hangs(&self) -> bool {
-        matches!(self, Backing::Own { server, .. } if server.cache().is_some_and(|c| c.hangs()))
+        matches!(self, Backing::Own { server, .. } if server.buffer().hangs())
     }
 
     /// What an unmount waits for, in words; `None` if for nothing that takes long.
@@ -690,7 +686,7 @@ impl Backing {
 
 /// A file without a name on the server, if it is on this node and hands its objects over.
 fn probe_of(fs: &RemoteFs) -> Option<File> {
-    if fs.attached().cache.is_some() {
+    if fs.attached().needs_pfs() {
         // Its files have names on the PFS, always.
         return fs.probe().ok();
     }
@@ -713,9 +709,7 @@ fn finish_own(
     keep: bool,
     (session_over, may_forget): (bool, bool),
 ) -> Result<(), ControlError> {
-    if let Some(cache) = server.cache() {
-        cache.close(DRAIN_WAIT);
-    }
+    server.buffer().close(DRAIN_WAIT);
     let dirty = server.cache().filter(|cache| !keep && !cache.may_be_destroyed());
     if let Some(cache) = dirty {
         let files = cache.dirty_files();
@@ -731,13 +725,13 @@ fn finish_own(
         tracing::info!("unmounted; the buffer is destroyed");
         let store = server.abandon();
         // A drain that hangs reads what it drains when its PFS answers.
-        let hangs = server.cache().is_some_and(|cache| cache.hangs());
+        let hangs = server.buffer().hangs();
         return match may_forget && session_over && !hangs {
             true => store.destroy_unwritten(),
             false => store.destroy(),
         };
     }
-    if server.cache().is_some_and(|cache| cache.hangs()) {
+    if server.buffer().hangs() {
         // Left as after a crash: the next mount goes on.
         tracing::warn!("a drain hangs in a call on the PFS and is left behind; the buffer is kept");
         return Ok(());

@@ -175,7 +175,7 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
     let mut source = OsString::from("forebay:");
     source.push(backing.dir());
     let readers = match backing {
-        Backing::Own { server, .. } if server.cache().is_none() => plan.threads,
+        Backing::Own { server, .. } if !server.buffer().needs_pfs() => plan.threads,
         // A request may have to wait for the PFS.
         Backing::Own { .. } => plan.threads.or(Some(READERS_OF_CACHE + readers_abreast())),
         // A request may have to wait for another mount: the others must not wait for it.
@@ -188,7 +188,7 @@ fn mount_session(plan: &MountPlan, backing: &Backing) -> Result<Session, Control
         readers,
         standby: match backing {
             Backing::Served(_) => true,
-            Backing::Own { server, .. } => server.cache().is_some(),
+            Backing::Own { server, .. } => server.buffer().needs_pfs(),
         },
         fast_path: plan.fast_path,
         probe: backing.probe()?,

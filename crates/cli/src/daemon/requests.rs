@@ -473,8 +473,8 @@ impl Mount {
                     capacity_bytes: store.capacity_bytes(),
                     used_bytes: namespace.space().map_or(0, |(used, _)| used),
                     inodes: namespace.store().usage().inodes,
-                    buffer_type: server.cache().map_or("scratch", |_| "cache").into(),
-                    cache: server.cache().map(|cache| Box::new(cache.cache_status())),
+                    buffer_type: server.buffer().name().into(),
+                    cache: server.buffer().cache_status(),
                     ..common
                 }
             }
@@ -492,7 +492,7 @@ fn of_the_server(served: &Served, common: BufferStatus, limit: Duration) -> Buff
         server: Some(served.target.address.to_string()),
         volatile: attached.volatile,
         capacity_bytes: served.known_capacity_bytes(),
-        buffer_type: attached.cache.as_ref().map_or("scratch", |_| "cache").into(),
+        buffer_type: attached.type_name().into(),
         ..common
     };
     if common.ending.is_some() {

@@ -1,7 +1,7 @@
 //! What an answer of a server tells the mount: leases are noted, references and objects handed on.
 //!
 //! Invariant: what was leased is noted with the mark of the question, so that a recall which came in
-//! between wins. Called by `fs` for each answer.
+//! between wins. Called by `fs` for each answer, by `logged` for those about logs.
 
 use super::peer::{Done, Peer};
 use forebay_proto::api::Opened;
@@ -18,6 +18,22 @@ pub(super) fn is_done(done: Done) -> Result<()> {
     match done.answer {
         Answer::Done => Ok(()),
         _ => Err(STRANGE),
+    }
+}
+
+/// What a server said when it was told of a log: how much is published, whether the log has ended, the newest time that it knows
+/// in ns. `None` if the log has gone; without `news` of it also if the server has ended it.
+pub(super) fn said_of_log(said: Result<Answer>, news: bool) -> Result<Option<(u64, bool, u64)>> {
+    match said {
+        Ok(Answer::LogPublished { published, ended, newest_ns }) => {
+            Ok(Some((published, ended, newest_ns)))
+        }
+        Ok(_) => Err(STRANGE),
+        // The log has gone, or the file with its last name and open.
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+        // The file is final, and the server has ended the log.
+        Err(Errno::EPERM) if !news => Ok(None),
+        Err(errno) => Err(errno),
     }
 }
 

@@ -619,7 +619,7 @@ impl FileSystem for RemoteFs {
     }
 
     fn statfs(&self) -> Result<StatFs> {
-        if self.attached.cache.is_some() {
+        if self.attached.needs_pfs() {
             // All of them show the same PFS.
             let there = self.servers.all().iter().find(|peer| !peer.is_away());
             let peer = there.unwrap_or(self.servers.of_locks());
@@ -668,7 +668,7 @@ impl FileSystem for RemoteFs {
 
     /// The server of a cache forgets what nobody references.
     fn finds_by_number(&self) -> bool {
-        self.attached.cache.is_none()
+        self.attached.finds_by_number()
     }
 
     fn may_hang(&self) -> bool {
@@ -686,7 +686,7 @@ impl FileSystem for RemoteFs {
 
     /// A server answers while its PFS hangs.
     fn syncs_dirs_at_pfs(&self) -> bool {
-        self.attached.cache.is_some()
+        self.attached.needs_pfs()
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

@@ -20,7 +20,7 @@
 mod updates;
 
 use super::RemoteFs;
-use super::answers::STRANGE;
+use super::answers::{STRANGE, said_of_log};
 use super::objects;
 use super::peer::{Peer, Room};
 use super::servers::Servers;
@@ -484,30 +484,17 @@ impl Logs {
                     turn: own.turn,
                     clean: also == Also::SayClean && is_last,
                 };
-                match inode_server
-                    .call(&Caller::root(), call, &payload, Room::None)
-                    .map(|d| d.answer)
-                {
-                    Ok(Answer::LogPublished { published, ended: now, newest_ns: newest }) => {
-                        if is_last {
-                            own.published = published;
-                        }
-                        *newest_ns = newest.max(*newest_ns);
-                        ended |= now;
-                    }
-                    Ok(_) => return Err(STRANGE),
-                    // The log has gone, or the file with its last name and open.
-                    Err(Errno::ENOENT | Errno::ESTALE) => {
-                        state.set_gone();
-                        return Ok(Outcome::Gone);
-                    }
-                    // The file is final, and the server has ended the log.
-                    Err(Errno::EPERM) if !news => {
-                        state.set_gone();
-                        return Ok(Outcome::Gone);
-                    }
-                    Err(errno) => return Err(errno),
+                let done = inode_server.call(&Caller::root(), call, &payload, Room::None);
+                let Some((published, now, newest)) = said_of_log(done.map(|d| d.answer), news)?
+                else {
+                    state.set_gone();
+                    return Ok(Outcome::Gone);
+                };
+                if is_last {
+                    own.published = published;
                 }
+                *newest_ns = newest.max(*newest_ns);
+                ended |= now;
             }
             if own.published >= own.end {
                 break;

@@ -139,6 +139,11 @@ impl LastSession {
 }
 
 impl Session {
+    /// See [`Attached::counts_served_opens`]; false if there is no session.
+    fn counts_served_opens(&self) -> bool {
+        self.attached.as_ref().is_some_and(Attached::counts_served_opens)
+    }
+
     /// It is over, or taken for it: the next call makes another one. `lease_end`: of its lease.
     pub(super) fn over(&mut self, lease_end: Instant) {
         if let Some(attached) = self.attached.take() {
@@ -189,7 +194,7 @@ pub(super) struct Peer {
     /// See [`Peer::lease`].
     lease_ms: AtomicU64,
     /// Calls are made on a PFS as who asks.
-    is_cache: AtomicBool,
+    needs_pfs: AtomicBool,
     pub(super) kept: LeaseCache,
     pub(super) held: OpenRefs,
     pub(super) held_locks: Arc<HeldLocks>,
@@ -273,7 +278,7 @@ impl Peer {
             settled: Condvar::new(),
             me: OnceLock::new(),
             lease_ms: AtomicU64::new(0),
-            is_cache: AtomicBool::new(false),
+            needs_pfs: AtomicBool::new(false),
             kept: LeaseCache::new(),
             held: OpenRefs::default(),
             held_locks,
@@ -508,7 +513,7 @@ impl Peer {
     fn with_groups(&self, caller: &Caller, call: &Call<'_>) -> Caller {
         let mut caller = caller.clone();
         let unknown = caller.groups.is_empty() && caller.uid != 0 && caller.pid != 0;
-        if unknown && (self.is_cache.load(Ordering::Acquire) || takes_sgid_off(call)) {
+        if unknown && (self.needs_pfs.load(Ordering::Acquire) || takes_sgid_off(call)) {
             caller.groups = groups_of_process(caller.pid);
         }
         caller
@@ -571,7 +576,8 @@ impl Peer {
         }
         let file = link.take_file();
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
-        self.note_given(left::opened_by(&request.call), attached.cache.is_some(), &answer);
+        let counts_opens = attached.counts_served_opens();
+        self.note_given(left::opened_by(&request.call), counts_opens, &answer);
         slot.heard();
         Ok(Done { answer, bytes, file, mark, dirs })
     }
@@ -675,8 +681,8 @@ impl Peer {
         if seen > 0 {
             tracing::warn!(%server, "a new session with the server");
         }
-        self.is_cache.store(attached.cache.is_some(), Ordering::Release);
-        self.kept.set_longest(attached.cache.map_or(u64::MAX, |cache| cache.ttl_ms));
+        self.needs_pfs.store(attached.needs_pfs(), Ordering::Release);
+        self.kept.set_longest(attached.believed_ms());
         self.kept.renewed(sent, Duration::from_millis(attached.lease_ms.into()));
         session.begun_at = server.clone();
         session.address = self.best_address(&attached, server);

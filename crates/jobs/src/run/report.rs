@@ -217,6 +217,32 @@ pub fn flash_away(record: &JobRecord) -> String {
     )
 }
 
+/// Where a kept buffer is mounted, and what it holds; `held` is `None` if nobody tells that.
+fn held_text(record: &JobRecord, held: Option<&Held>, mount: &str, program: &str) -> String {
+    match held {
+        Some(held) => {
+            let used = format_bytes(held.used_bytes);
+            let used = if held.partial { format!("at least {used}") } else { used };
+            let mut text = format!("  It is mounted at {mount} and holds {used}.\n");
+            if held.volatile {
+                let whose = if record.served.is_some() { "the server's" } else { "this" };
+                text += &format!(
+                    "  It lies in memory (tmpfs): a restart of {whose} node would lose it.\n"
+                );
+            }
+            text
+        }
+        // Its servers were asked, not the mount, which may be as it should be.
+        None if record.served.is_some() => format!(
+            "  What it holds its server does not tell now. `{program} status {mount}` tells whether its mount there answers; \
+             if not, the first command below mounts it again.\n"
+        ),
+        None => format!(
+            "  Its mount at {mount} does not answer; the first command below mounts it again.\n"
+        ),
+    }
+}
+
 /// What to say when results did not reach the PFS: what is where, and how to get it.
 pub fn kept_text(
     record: &JobRecord,
@@ -231,31 +257,7 @@ pub fn kept_text(
         None => "stage-out did not bring all results to the PFS.",
     };
     let mut text = format!("{what} Nothing is lost: the buffer is kept.\n");
-    match held {
-        Some(held) => {
-            let used = format_bytes(held.used_bytes);
-            let used = if held.partial { format!("at least {used}") } else { used };
-            text += &format!("  It is mounted at {mount} and holds {used}.\n");
-            if held.volatile {
-                let whose = if record.served.is_some() { "the server's" } else { "this" };
-                text += &format!(
-                    "  It lies in memory (tmpfs): a restart of {whose} node would lose it.\n"
-                );
-            }
-        }
-        // Its servers were asked, not the mount, which may be as it should be.
-        None if record.served.is_some() => {
-            text += &format!(
-                "  What it holds its server does not tell now. `{program} status {mount}` tells whether its mount there answers; \
-                 if not, the first command below mounts it again.\n"
-            );
-        }
-        None => {
-            text += &format!(
-                "  Its mount at {mount} does not answer; the first command below mounts it again.\n"
-            );
-        }
-    }
+    text += &held_text(record, held, &mount, program);
     for failure in failures {
         text += &format!("  line {}: {}\n", failure.stage.line, failure.why.join("\n    "));
     }

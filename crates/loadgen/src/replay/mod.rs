@@ -189,17 +189,7 @@ fn play_by_mpi(
     }
     let longest = longest.max(1);
     if netcdf::loaded().is_some() {
-        let together = shape::together(workload);
-        for (spec, together) in workload.files.iter().zip(together) {
-            let shared = !spec.by_process();
-            if spec.interface.is_netcdf() && shared && !together {
-                let what = format!(
-                    "{}: a netCDF file that processes share is used by all of them alike, each step by each of them (FOREBAY_NETCDF=off moves its blocks)",
-                    spec.name
-                );
-                return Err(ReplayError::Refused(what));
-            }
-        }
+        must_use_netcdf_together(workload)?;
     }
     // What must be there is there before any rank begins.
     let prepared = match rank {
@@ -242,6 +232,22 @@ fn play_by_mpi(
         return Err(ReplayError::Rank(reason));
     }
     Ok(Played::gather(workload, &board, notes(workload)))
+}
+
+/// Refuses a netCDF file that processes share and do not use alike: its library waits for all of them.
+fn must_use_netcdf_together(workload: &Workload) -> Result<(), ReplayError> {
+    let together = shape::together(workload);
+    for (spec, together) in workload.files.iter().zip(together) {
+        let shared = !spec.by_process();
+        if spec.interface.is_netcdf() && shared && !together {
+            let what = format!(
+                "{}: a netCDF file that processes share is used by all of them alike, each step by each of them (FOREBAY_NETCDF=off moves its blocks)",
+                spec.name
+            );
+            return Err(ReplayError::Refused(what));
+        }
+    }
+    Ok(())
 }
 
 /// The netCDF library, if the workload has files for it and the ranks have one. All ranks come to the same answer, or the run ends.

@@ -81,6 +81,44 @@ pub struct Attached {
     pub cache: Option<CacheFacts>,
 }
 
+/// What mounts ask about the buffer's type, each question by itself: another type gives its answers here.
+impl Attached {
+    /// The type's name, as users write it.
+    pub fn type_name(&self) -> &'static str {
+        if self.cache.is_some() { "cache" } else { "scratch" }
+    }
+
+    /// True if the buffer shows a PFS: calls are made there as who asks, files have names there, and not all of them is on flash.
+    pub fn needs_pfs(&self) -> bool {
+        self.cache.is_some()
+    }
+
+    /// True if the server counts opens of files whose objects it does not give out.
+    pub fn counts_served_opens(&self) -> bool {
+        self.cache.is_some()
+    }
+
+    /// True if the server finds an inode by its number that no mount references.
+    pub fn finds_by_number(&self) -> bool {
+        self.cache.is_none()
+    }
+
+    /// True if each server has all of the buffer by itself, so that a mount uses one of them.
+    pub fn is_whole_on_each_server(&self) -> bool {
+        self.cache.is_some_and(|cache| cache.access != AccessMode::Striped)
+    }
+
+    /// True if each server has a copy that nobody changes, so that a mount may go on with another server.
+    pub fn is_balanced(&self) -> bool {
+        self.cache.is_some_and(|cache| cache.access == AccessMode::Ldbalance)
+    }
+
+    /// How long names and attributes are believed at most, in milliseconds; `u64::MAX` if the lease alone says it.
+    pub fn believed_ms(&self) -> u64 {
+        self.cache.map_or(u64::MAX, |cache| cache.ttl_ms)
+    }
+}
+
 /// What a mount of a cache must know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CacheFacts {

@@ -15,7 +15,7 @@ use forebay_proto::net::ledger::{
     AccessMode, BufferName, LedgerReply, LedgerRequest, MountedClient,
 };
 use forebay_proto::net::servers::{Question, Reply};
-use forebay_proto::net::session::{CacheFacts, NodeId};
+use forebay_proto::net::session::NodeId;
 use forebay_proto::{Caller, Errno, ShardId};
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -67,10 +67,7 @@ impl Door {
                 gives_objects: store.kind() != StoreKind::Directory,
                 capacity_bytes: store.capacity_bytes(),
                 private: private(served),
-                cache: served
-                    .server
-                    .cache()
-                    .map(|cache| CacheFacts { ttl_ms: cache.ttl_ms(), access: served.access }),
+                cache: served.server.buffer().cache_facts(served.access),
             };
             let clients = store.meta_dir().join(CLIENTS_NAME);
             let cache = served.server.cache().cloned();
@@ -154,7 +151,8 @@ impl Door {
 
 /// The owner of each node's root, where each has one.
 fn private(served: &ServedBuffer) -> Option<(u32, u32)> {
-    let own_roots = served.access == AccessMode::Private && served.server.cache().is_none();
+    let is_private = served.access == AccessMode::Private;
+    let own_roots = is_private && served.server.buffer().may_have_private_roots();
     own_roots.then_some((served.owner_uid, served.owner_gid))
 }
 

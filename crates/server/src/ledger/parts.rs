@@ -385,7 +385,7 @@ impl Parts {
             facts.mounts = facts.clients.len() as u64;
             facts.clients.truncate(MAX_CLIENTS_TOLD);
             let plans = served.server.mover().list(&Caller::root());
-            facts.dirty_files = served.server.cache().map_or(0, |cache| cache.dirty_files());
+            facts.dirty_files = served.server.buffer().dirty_files();
             facts.plans = plans.iter().filter(|plan| !plan.state.is_final()).count() as u64;
         }
         facts

@@ -30,7 +30,7 @@ pub(super) fn answer(
                 return Err(of(WHAT, &name, why, libc::EINVAL));
             }
             let (served, caller) = stager(parts, who, &name)?;
-            if served.server.cache().is_some() {
+            if !served.server.buffer().is_staged() {
                 return Err(no_staging(&name, spec.commit.is_some()));
             }
             served.server.mover().start_once(&caller, spec, token).map(LedgerReply::Plan)

@@ -32,7 +32,7 @@ pub fn of_server(server: &Server, buffer: String) -> BufferMetrics {
         staging: staging(server, counts),
         events,
         events_lost,
-        cache: server.cache().map(|cache| cache.metrics()),
+        cache: server.buffer().cache_metrics(),
         logs: namespace.logs().metrics(),
         ..BufferMetrics::default()
     }

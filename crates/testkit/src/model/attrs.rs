@@ -104,14 +104,7 @@ impl Model {
             Op::SetXattr { path, name, value, flags } => {
                 self.set_xattr(who, path, name, *value, *flags)
             }
-            Op::GetXattr { path, name } => {
-                let id = self.existing(who, path, false)?;
-                self.xattr_permission(who, id, 4)?;
-                match self.get(id).xattrs.get(*name) {
-                    Some(value) => Ok(Answer::Bytes(value.clone())),
-                    None => no(libc::ENODATA),
-                }
-            }
+            Op::GetXattr { path, name } => self.get_xattr(who, path, name),
             Op::RemoveXattr { path, name } => {
                 let id = self.existing(who, path, false)?;
                 self.xattr_permission(who, id, 2)?;
@@ -230,6 +223,15 @@ impl Model {
             return no(libc::EPERM);
         }
         if self.may(who, id, mask) { Ok(()) } else { no(libc::EACCES) }
+    }
+
+    fn get_xattr(&self, who: &Cred, path: &RawPath, name: &str) -> Outcome {
+        let id = self.existing(who, path, false)?;
+        self.xattr_permission(who, id, 4)?;
+        match self.get(id).xattrs.get(name) {
+            Some(value) => Ok(Answer::Bytes(value.clone())),
+            None => no(libc::ENODATA),
+        }
     }
 
     fn set_xattr(

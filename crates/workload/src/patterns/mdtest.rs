@@ -168,15 +168,15 @@ impl Mdtest {
         workload("mdtest", self.seed, self.processes, files, phases)
     }
 
-    fn iteration(
+    /// An iteration's files, in this order: the tree, directories, files, the same to be read; with `renames` the second names of
+    /// directories.
+    fn add_files(
         &self,
         iteration: u32,
-        (directories, leaves, per_dir): (u32, u32, u32),
+        (directories, per_dir): (u32, u32),
+        renames: bool,
         files: &mut Vec<FileSpec>,
-        phases: &mut Vec<Phase>,
     ) {
-        let first = files.len() as u32;
-        let (trees, dirs, named) = (first, first + 1, first + 2);
         let path = |inside: &str| format!("test-dir.{iteration}-0/{{tree}}{inside}");
         let mut add = |name: &str, inside: &str, per_dir: u32, bytes: Option<u64>| {
             let items = !inside.is_empty();
@@ -192,27 +192,26 @@ impl Mdtest {
         add("file", "/file.mdtest.{process}.{item}", per_dir, Some(self.write_bytes));
         let reads = self.read_bytes.min(self.write_bytes);
         add("read", "/file.mdtest.{process}.{item}", per_dir, Some(reads));
-        let spare = first + 4;
-        let renames = !self.files_only && (self.rename || self.only == [false; 4]);
         if renames {
             add("spare", "/dir.mdtest.{process}.{item}-XX", per_dir, None);
         }
+    }
+
+    /// The items of each process that are made and used.
+    fn used_items(&self, directories: u32, leaves: u32, per_dir: u32) -> Items {
         let items = match self.leaf_only {
             true => Items { first: per_dir * (directories - leaves), count: per_dir * leaves },
             false => Items::ALL,
         };
-        let items = match self.created {
+        match self.created {
             Some(created) => Items { count: items.count.min(created), ..items },
             None => items,
-        };
-        let of = |times: u32| match self.stride.wrapping_mul(times) % self.processes.max(1) {
-            0 => Whose::Own,
-            shift => Whose::Shift(shift),
-        };
-        let names = |op, file, of| -> Vec<Step> {
-            vec![Action::Names { op, file, to: None, to_first: None, of, items }.into()]
-        };
-        let whole = |file: u32, of| Whole {
+        }
+    }
+
+    /// Files that are written or read as a whole.
+    fn whole(&self, file: u32, of: Whose, items: Items) -> Whole {
+        Whole {
             file,
             of,
             items,
@@ -221,7 +220,30 @@ impl Mdtest {
             verify: false,
             stop_after_ns: self.stonewall_ns,
             wear_out: self.stonewall_ns.is_some(),
+        }
+    }
+
+    fn iteration(
+        &self,
+        iteration: u32,
+        (directories, leaves, per_dir): (u32, u32, u32),
+        files: &mut Vec<FileSpec>,
+        phases: &mut Vec<Phase>,
+    ) {
+        let first = files.len() as u32;
+        let (trees, dirs, named) = (first, first + 1, first + 2);
+        let spare = first + 4;
+        let renames = !self.files_only && (self.rename || self.only == [false; 4]);
+        self.add_files(iteration, (directories, per_dir), renames, files);
+        let items = self.used_items(directories, leaves, per_dir);
+        let of = |times: u32| match self.stride.wrapping_mul(times) % self.processes.max(1) {
+            0 => Whose::Own,
+            shift => Whose::Shift(shift),
         };
+        let names = |op, file, of| -> Vec<Step> {
+            vec![Action::Names { op, file, to: None, to_first: None, of, items }.into()]
+        };
+        let whole = |file, of| self.whole(file, of, items);
         let all = self.only == [false; 4] && !self.rename;
         let [creates, stats, reads, removes] = self.only.map(|asked| asked || all);
         // A tree of its own belongs to each process, a shared one to process 0.

@@ -206,9 +206,9 @@ impl Peer {
             Ok(answer) => {
                 let session = self.session.read();
                 if session.generation == made_in {
-                    let is_cache = session.attached.as_ref().is_some_and(|a| a.cache.is_some());
-                    self.note_given(opens, is_cache, &answer);
-                    self.give_back_given(opens, is_cache, &answer);
+                    let counts_opens = session.counts_served_opens();
+                    self.note_given(opens, counts_opens, &answer);
+                    self.give_back_given(opens, counts_opens, &answer);
                 }
                 slot.heard();
                 true
@@ -243,11 +243,11 @@ impl Peer {
                 Ok(done) => {
                     self.is_there();
                     let session = self.session.read();
-                    let is_cache = session.attached.as_ref().is_some_and(|a| a.cache.is_some());
+                    let counts_opens = session.counts_served_opens();
                     if let Some(ino) = opens {
-                        self.note_opened(ino, is_cache, &done.answer);
+                        self.note_opened(ino, counts_opens, &done.answer);
                     }
-                    return self.give_back_given(opens, is_cache, &done.answer);
+                    return self.give_back_given(opens, counts_opens, &done.answer);
                 }
                 Err(Failed::SessionOver) => {
                     slot.link = None;
@@ -267,7 +267,7 @@ impl Peer {
     }
 
     /// Gives back what an answer gave that nobody took.
-    fn give_back_given(&self, opens: Option<Ino>, is_cache: bool, answer: &Answer) {
+    fn give_back_given(&self, opens: Option<Ino>, counts_opens: bool, answer: &Answer) {
         let forget = |ino: Ino| {
             if self.held.forget(ino, 1) {
                 self.kept.forgotten(ino);
@@ -275,7 +275,7 @@ impl Peer {
         };
         let close = |ino: Ino, local: bool| match local {
             true => self.held.release(ino),
-            false if is_cache => drop(self.held.close_served(ino)),
+            false if counts_opens => drop(self.held.close_served(ino)),
             false => {}
         };
         match answer {
@@ -309,20 +309,20 @@ impl Peer {
     }
 
     /// Notes what an answer gave; `opens` is the file that the call was to open.
-    pub(super) fn note_given(&self, opens: Option<Ino>, is_cache: bool, answer: &Answer) {
+    pub(super) fn note_given(&self, opens: Option<Ino>, counts_opens: bool, answer: &Answer) {
         self.held.note(answer);
-        if let (Answer::Created { attr, local: false, .. }, true) = (answer, is_cache) {
+        if let (Answer::Created { attr, local: false, .. }, true) = (answer, counts_opens) {
             self.held.opened_served(attr.attr.ino);
         }
         if let Some(ino) = opens {
-            self.note_opened(ino, is_cache, answer);
+            self.note_opened(ino, counts_opens, answer);
         }
     }
 
-    fn note_opened(&self, ino: Ino, is_cache: bool, answer: &Answer) {
+    fn note_opened(&self, ino: Ino, counts_opens: bool, answer: &Answer) {
         match answer {
             Answer::Opened { local: true } => self.held.opened(ino),
-            Answer::Opened { local: false } if is_cache => self.held.opened_served(ino),
+            Answer::Opened { local: false } if counts_opens => self.held.opened_served(ino),
             Answer::OpenedStriped(open) if open.writes => self.held.opened(ino),
             _ => {}
         }
