@@ -18,8 +18,9 @@ const MAX_GROUPS: usize = 65_536;
 /// What is said of a process that is stopped.
 pub const ARE_STOPPED: &str = "stopped (SIGSTOP, Ctrl-Z or a debugger)";
 
-/// Pause between the two looks of [`stays_stopped`].
-const SECOND_LOOK: Duration = Duration::from_millis(300);
+/// Pause between the two looks of [`stays_stopped`], and of who looks for a process that a first look does not see stopped: the
+/// threads of a process stop one by one.
+pub const SECOND_LOOK: Duration = Duration::from_millis(300);
 
 /// State of a socket that listens, in /proc/net/tcp.
 const LISTENS: &str = "0A";
@@ -81,6 +82,9 @@ pub fn stopped_listener(address: &ServerAddress) -> Option<u32> {
     };
     let mut sockets = inodes("/proc/net/tcp");
     sockets.extend(inodes("/proc/net/tcp6"));
+    if sockets.is_empty() {
+        return None;
+    }
     let sockets: Vec<String> = sockets.iter().map(|inode| format!("socket:[{inode}]")).collect();
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -206,6 +206,52 @@ fn a_store_of_ones_own_with_parts_of_another_user_is_refused() {
     assert!(ok, "{said}");
 }
 
+/// Whoever has the directories of the objects could exchange what files hold. What is refused is named with its path.
+#[test]
+fn what_another_user_has_where_the_objects_are_is_refused() {
+    let Some(site) = Site::new() else { return };
+    let (data, aside) = (site.store.join("data"), site.base.path().join("aside"));
+    let names_it = |path: &Path| {
+        let (ok, said) = site.mount();
+        let below_flash = path.strip_prefix(site.flash()).unwrap().to_str().unwrap();
+        assert!(!ok && said.contains(below_flash), "{below_flash}: {said}");
+    };
+    // One of the directories that hold objects: another user's, open to others, and a link.
+    let of_objects = data.join("3f");
+    give(&of_objects);
+    site.is_refused("belongs to user 4242");
+    names_it(&of_objects);
+    sys::lchown(sys::bytes(&of_objects), 0, 0).unwrap();
+    for dir in [&of_objects, &data] {
+        chmod(dir, 0o777);
+        site.is_refused("others may write to it");
+        names_it(dir);
+        chmod(dir, 0o700);
+    }
+    std::fs::rename(&of_objects, &aside).unwrap();
+    symlink(&aside, &of_objects).unwrap();
+    site.is_refused("it is a link");
+    names_it(&of_objects);
+    std::fs::remove_file(&of_objects).unwrap();
+    std::fs::rename(&aside, &of_objects).unwrap();
+    // What does not belong there at all: a file, and a directory with something in it.
+    let (file, dir) = (data.join("file"), data.join("dir"));
+    std::fs::write(&file, b"planted").unwrap();
+    std::fs::create_dir_all(dir.join("below")).unwrap();
+    for planted in [&file, &dir] {
+        give(planted);
+        site.is_refused("belongs to user 4242");
+        names_it(planted);
+        sys::lchown(sys::bytes(planted), 0, 0).unwrap();
+    }
+    std::fs::remove_file(&file).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let (ok, said) = site.mount();
+    assert!(ok, "as it was, it is taken: {said}");
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+}
+
 #[test]
 fn flash_that_somebody_else_could_exchange_is_refused() {
     let Some(site) = Site::new() else { return };

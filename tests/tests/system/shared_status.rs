@@ -362,6 +362,45 @@ fn commands_about_plans_of_a_mount_by_tcp_name_its_stopped_server_soon() {
     }
 }
 
+/// By TCP, too, the mount's process looks for that of a server which keeps the mount from ending, whichever of them it is.
+#[test]
+fn an_unmount_by_tcp_whose_time_is_over_names_its_stopped_server() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[]);
+    for stopped in [0, 1] {
+        let mount = served.mount(Via::Tcp);
+        let point = served.root(mount).to_str().unwrap().to_string();
+        fs::write(served.root(mount).join("f"), b"data").unwrap();
+        let pid = served.server_pid(stopped);
+        served.signal_server(stopped, libc::SIGSTOP);
+        wait_until_stopped(pid);
+        let (ok, said) = served.local(&["umount", "--timeout", "1", &point]);
+        served.signal_server(stopped, libc::SIGCONT);
+        served.mount_ended(mount);
+        assert!(!ok && said.contains("the time is over"), "{stopped}: {said}");
+        assert!(said.contains(&format!("process {pid} is stopped")), "{stopped}: {said}");
+        assert!(said.contains(&format!("`kill -CONT {pid}`")), "{stopped}: {said}");
+    }
+}
+
+/// What the other servers count is there by TCP, too, without the server by which the buffer was mounted.
+#[test]
+fn figures_of_a_mount_by_tcp_are_told_by_a_server_that_runs() {
+    let served = Served::with(Options::over(2, Store::Tmpfs), &[Via::Tcp]);
+    let point = served.root(0).to_str().unwrap().to_string();
+    let pid = served.server_pid(0);
+    served.signal_server(0, libc::SIGSTOP);
+    wait_until_stopped(pid);
+    let began = Instant::now();
+    let top = served.local(&["top", "--once", "--json", &point]);
+    let took = began.elapsed();
+    served.signal_server(0, libc::SIGCONT);
+    let top = json(top);
+    assert_eq!(top["buffers"][0]["partial"], true, "{top}");
+    let unheard = top["unheard"][0]["why"].as_str().unwrap_or_default();
+    assert!(unheard.contains(&format!("`kill -CONT {pid}`")), "{top}");
+    assert!(took < TOLD_WITHIN, "{took:?}");
+}
+
 /// The mount finds the process itself, and hears of it from another server in other words.
 #[test]
 fn a_command_that_waits_for_a_stopped_server_names_its_process_once() {

@@ -415,12 +415,22 @@ impl Served {
 
     /// What the servers count, told by one of them that is not stopped.
     pub fn figures(&self, request: LedgerRequest) -> Result<LedgerReply, ControlError> {
-        let Some(stopped) = self.stopped() else {
+        let begun = Instant::now();
+        let stopped = match self.stopped() {
+            Some(stopped) => stopped,
             // Of another one that is stopped the one that is asked tells without it: "at least".
-            return self.ask_within(request, (FIGURES_WAIT, Seen::Asked));
+            None => match self.ask_within(request.clone(), (FIGURES_WAIT, Seen::Asked)) {
+                // One that is spoken with by TCP is seen only while it is waited for.
+                Err(error) if self.is_seen_stopped(&error) => error,
+                answer => return answer,
+            },
         };
+        let left = FIGURES_WAIT.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            return Err(stopped);
+        }
         let (target, running) = (self.target.clone(), self.remote().servers_running());
-        self.question_within(FIGURES_WAIT, move || {
+        self.question_within(left, move || {
             for address in running {
                 match connect_at(&target, &address) {
                     Ok(mut ledger) => return ledger.ask(&request),
@@ -429,6 +439,11 @@ impl Served {
             }
             Err(stopped)
         })
+    }
+
+    /// Whether a question had no answer while servers of the buffer are stopped.
+    fn is_seen_stopped(&self, error: &ControlError) -> bool {
+        error.errno == Some(libc::ETIMEDOUT) && self.look().found_stopped().is_some()
     }
 
     /// What is used now.
@@ -658,7 +673,8 @@ impl Backing {
     /// Which servers of the buffer are known not to answer, and what to do, in words. None is asked.
     pub fn silent_servers(&self) -> Option<String> {
         let Backing::Served(served) = self else { return None };
-        let stopped = served.stopped().map(|error| error.to_string());
+        // Those that are spoken with by TCP, too: who asks for this has waited for them.
+        let stopped = served.look().found_stopped().map(|found| found.error.to_string());
         // Who it is about is told, not that it was asked.
         let stopped = stopped.map(|text| text.strip_prefix("ask ").unwrap_or(&text).to_string());
         stopped.or_else(|| served.away())

@@ -149,8 +149,9 @@ impl Look {
         Found { error, seen: Seen::Nobody }
     }
 
-    /// The servers that are stopped, if some are seen to be.
-    fn found_stopped(&self) -> Option<Found> {
+    /// The servers that are stopped, if some are seen to be. None is asked; all processes are looked through, unless that was done
+    /// a moment ago: for who has waited already.
+    pub(super) fn found_stopped(&self) -> Option<Found> {
         let stopped = self.last_seen.look(|| self.remote.servers_seen_stopped(), is_stopped);
         let is_asked = stopped.iter().any(|(address, _)| *address == self.target.address);
         let seen = if is_asked { Seen::Asked } else { Seen::Another };

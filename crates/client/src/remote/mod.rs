@@ -222,7 +222,8 @@ impl RemoteFs {
         self.servers.stopped_at(address)
     }
 
-    /// Where the servers are that are neither stopped on this node nor gone for good.
+    /// Where the servers are that are neither stopped on this node nor gone for good. All processes are looked through, as by
+    /// [`RemoteFs::servers_seen_stopped`].
     pub fn servers_running(&self) -> Vec<ServerAddress> {
         self.servers.running()
     }

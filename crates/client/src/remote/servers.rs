@@ -159,9 +159,10 @@ impl Servers {
         self.peers.iter().find(|peer| peer.is_at(address))?.stopped()
     }
 
-    /// Where the servers are that are neither stopped nor gone for good.
+    /// Where the servers are that are neither stopped nor gone for good, those that are spoken with by TCP, too.
     pub(super) fn running(&self) -> Vec<ServerAddress> {
-        let running = self.peers.iter().filter(|peer| peer.stopped().is_none() && !peer.is_gone());
+        let runs = |peer: &&Arc<Peer>| !peer.is_gone() && peer.seen_stopped().is_none();
+        let running = self.peers.iter().filter(runs);
         running.map(|peer| peer.used_address()).collect()
     }
 

@@ -121,9 +121,11 @@ impl Caches {
         };
         let ask = |server: ServerId| -> Result<LedgerReply, ControlError> {
             if server == mine {
-                return self.answer_part(&served.uuid, caller, request.as_ref());
+                let answered = self.answer_part(&served.uuid, caller, request.as_ref());
+                return answered.map_err(|error| self.servers.or_stopped(&servers, error));
             }
-            match self.servers.ask(server, &question)? {
+            let answered = self.servers.ask(server, &question);
+            match answered.map_err(|error| self.servers.looked_at_again(server, error))? {
                 PoolReply::Ledger(reply) => match *reply {
                     LedgerReply::Error(error) => Err(error),
                     reply => Ok(reply),
@@ -131,7 +133,8 @@ impl Caches {
                 _ => Err(self.servers.nonsense(server)),
             }
         };
-        servers.into_iter().filter(|server| !self.record.is_lost(*server)).map(ask).collect()
+        let there = servers.iter().copied().filter(|server| !self.record.is_lost(*server));
+        there.map(ask).collect()
     }
 
     /// What this server's part of a cache has to say.

@@ -115,8 +115,9 @@ impl Ledger {
 
     fn pass_on(&self, server: ServerId, who: &Identity, request: LedgerRequest) -> LedgerReply {
         let question = PoolQuestion::Ledger { who: who.to_asker(), request };
-        match self.servers.must_be_there(server).and_then(|()| self.servers.ask(server, &question))
-        {
+        let there = self.servers.must_be_there(server);
+        let answered = there.and_then(|()| self.servers.ask(server, &question));
+        match answered.map_err(|error| self.servers.looked_at_again(server, error)) {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.servers.nonsense(server)),
             Err(error) if server == self.record.leader() => {

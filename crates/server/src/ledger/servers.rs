@@ -7,10 +7,11 @@ use super::parts::Parts;
 use super::record::LedgerFile;
 use super::record_store::RecordStore;
 use super::round::Round;
-use crate::net::links::{self, Links};
+use crate::net::links::{self, Links, Silence};
 use crate::places::KnownServer;
 use forebay_net::ServerAddress;
 use forebay_net::node::host_name;
+use forebay_net::peer::ARE_STOPPED;
 use forebay_proto::control::{ControlError, PathBytes};
 use forebay_proto::net::ledger::{LedgerRequest, PoolStatus, ServerStatus};
 use forebay_proto::net::pool::{
@@ -53,6 +54,17 @@ fn limit(question: &PoolQuestion) -> Duration {
         PoolQuestion::Ledger { .. } => PASSED_ON_LIMIT,
         _ => LIMIT,
     }
+}
+
+/// What an error says was done that has no answer of a server.
+fn asking(host: &str) -> String {
+    format!("ask server {host}")
+}
+
+/// Whether an error may be that of a server which is stopped, and does not say so.
+fn may_be_of_stopped(error: &ControlError) -> bool {
+    let has_no_answer = matches!(error.errno, Some(libc::EHOSTUNREACH | libc::ETIMEDOUT));
+    has_no_answer && !error.why.contains(ARE_STOPPED)
 }
 
 /// What servers told of themselves just now; `None`: no answer.
@@ -227,7 +239,7 @@ impl Servers {
         match self.ask_other(server, question)? {
             PoolReply::Failed(error) => Err(error),
             PoolReply::LeaderIs(leader) if !matches!(question, PoolQuestion::Announce { .. }) => {
-                let what = format!("ask server {}", self.host_of(server));
+                let what = asking(&self.host_of(server));
                 let why = format!("the pool has another leader: {} on {}", leader.id, leader.host);
                 self.heard_of_leader(&leader);
                 Err(ControlError::new(&what, None, &why).errno(libc::ESTALE).hint("ask again"))
@@ -270,7 +282,7 @@ impl Servers {
         question: &PoolQuestion,
         ask: impl FnOnce(&Links, &Question<'_>) -> forebay_proto::Result<Reply>,
     ) -> Result<PoolReply, ControlError> {
-        let what = format!("ask server {}", self.host_of(server));
+        let what = asking(&self.host_of(server));
         let failed = |why: &str, errno: Errno| ControlError::new(&what, None, why).errno(errno.0);
         let asked = PoolAsked { term: self.record.term(), question: question.clone() };
         let json = serde_json::to_vec(&asked)
@@ -314,6 +326,43 @@ impl Servers {
         links::told(self.links.silence_or_seen(server), &at, &self.asked_flag())
     }
 
+    /// The error of a question to this server, for who asked: it names the process if that is stopped on this node, also where the
+    /// question ended before that was to be seen.
+    pub(super) fn looked_at_again(&self, server: ServerId, error: ControlError) -> ControlError {
+        // Of another server, of which this one told, it says what there is to say.
+        if !may_be_of_stopped(&error) || error.what != asking(&self.host_of(server)) {
+            return error;
+        }
+        self.if_stopped(server, self.links.silence_at_last(server), &error).unwrap_or(error)
+    }
+
+    /// The error of an answer of this server that needed another one of these, for who asked: it names the process if that is
+    /// stopped on this node.
+    pub(super) fn or_stopped(&self, servers: &[ServerId], error: ControlError) -> ControlError {
+        if !may_be_of_stopped(&error) {
+            return error;
+        }
+        let mine = self.record.server_id();
+        let mut others = servers.iter().filter(|server| **server != mine);
+        let stopped = others.find_map(|server| {
+            self.if_stopped(*server, self.links.silence_or_seen(*server), &error)
+        });
+        stopped.unwrap_or(error)
+    }
+
+    /// That a server has no answer since its process is stopped, with the errno of `error`; `None` if it is not.
+    fn if_stopped(
+        &self,
+        server: ServerId,
+        silence: Option<Silence>,
+        error: &ControlError,
+    ) -> Option<ControlError> {
+        let stopped @ Some(Silence::Stopped(_)) = silence else { return None };
+        let (why, hint) = links::told(stopped, "", "");
+        let told = ControlError::new(&asking(&self.host_of(server)), None, &why).hint(&hint);
+        Some(told.errno(error.errno.unwrap_or(libc::EHOSTUNREACH)))
+    }
+
     /// The same in one text.
     pub(super) fn told_silent(&self, server: ServerId) -> String {
         let (why, hint) = self.why_silent(server);
@@ -327,7 +376,7 @@ impl Servers {
 
     /// It gave an answer to another question.
     pub(super) fn nonsense(&self, server: ServerId) -> ControlError {
-        let what = format!("ask server {}", self.host_of(server));
+        let what = asking(&self.host_of(server));
         let why = "it gave an answer that does not belong to the question";
         ControlError::new(&what, None, why).errno(libc::EPROTO)
     }

@@ -460,13 +460,31 @@ impl Links {
         noted.map(|noted| noted.why)
     }
 
-    /// The same for an error message: where nothing is known, a process of this node that is stopped is looked for.
+    /// The same for an error message: a process of this node that is stopped is looked for, unless it is known that one is, or that
+    /// nobody listens. What was noted may be from a moment before: a server that was silent then is not tried again at once.
     pub fn silence_or_seen(&self, server: ServerId) -> Option<Silence> {
-        self.silence(server).or_else(|| {
-            let addresses = self.addresses(server).ok()?;
-            let is_stopped = |why: &Silence| matches!(why, Silence::Stopped(_));
-            addresses.iter().map(look).filter(is_stopped).max()
-        })
+        match self.silence(server) {
+            known @ Some(Silence::Stopped(_) | Silence::Refused) => known,
+            known => self.seen_stopped(server).or(known),
+        }
+    }
+
+    /// The same for the error that ends a question, which is the last that is said: a process that is not seen is looked for again.
+    pub fn silence_at_last(&self, server: ServerId) -> Option<Silence> {
+        match self.silence_or_seen(server) {
+            known @ Some(Silence::Stopped(_) | Silence::Refused) => known,
+            known => {
+                std::thread::sleep(peer::SECOND_LOOK);
+                self.seen_stopped(server).or(known)
+            }
+        }
+    }
+
+    /// Its process, if that is on this node, and stopped now.
+    fn seen_stopped(&self, server: ServerId) -> Option<Silence> {
+        let addresses = self.addresses(server).ok()?;
+        let is_stopped = |why: &Silence| matches!(why, Silence::Stopped(_));
+        addresses.iter().map(look).filter(is_stopped).max()
     }
 
     /// A question about a buffer begins to wait.

@@ -13,6 +13,8 @@ use forebay_proto::net::auth::{Key, Refusal, Secret};
 use forebay_proto::net::ledger::{LedgerReply, LedgerRequest};
 use forebay_proto::net::servers::{NamesQuestion, NamesReply, Question, Reply};
 use forebay_proto::{Caller, Errno, ServerId, ShardId};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -229,6 +231,34 @@ fn who_can_do_without_an_answer_does_not_wait_long_and_learns_why_there_is_none(
     assert_eq!(asked, Ok(Reply::Names(NamesReply::Shard(ShardId(3)))));
     assert_eq!(links.silence(SERVER), None);
     listening.stop();
+}
+
+/// It is not tried again for a moment, and why it was silent is known from before.
+#[test]
+fn a_server_that_was_silent_and_is_stopped_since_is_told_with_its_process() {
+    let script = "import socket,time; s=socket.socket(); s.bind(('127.0.0.1',0)); s.listen(); \
+                  print(s.getsockname()[1], flush=True); time.sleep(600)";
+    let mut child =
+        Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut port = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    let address: ServerAddress = format!("127.0.0.1:{}", port.trim()).parse().unwrap();
+    let links = links(&[address]);
+    let asked = links.ask_soon(SERVER, &about(NamesQuestion::Ping), SECOND / 2, SECOND / 2);
+    let runs = (links.silence(SERVER), links.silence_or_seen(SERVER));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let is_seen = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        links.silence_or_seen(SERVER) == Some(Silence::Stopped(child.id()))
+    });
+    let stopped = (links.silence(SERVER), links.silence_at_last(SERVER));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(asked, Err(Errno::EHOSTUNREACH));
+    assert_eq!(runs, (Some(Silence::Silent), Some(Silence::Silent)));
+    assert!(is_seen);
+    assert_eq!(stopped, (Some(Silence::Silent), Some(Silence::Stopped(child.id()))));
 }
 
 #[test]

@@ -143,7 +143,7 @@ impl Store {
     fn attach(dir: PathBuf, record: StoreRecord, lock: StoreLock) -> Result<Store> {
         match record.kind {
             StoreKind::Tmpfs => tmpfs::must_be_mounted(&dir, &record)?,
-            StoreKind::LoopXfs => image::attach(&dir)?,
+            StoreKind::LoopXfs => attach_image(&dir)?,
             StoreKind::Directory => (),
         }
         let (record, notice) = grow::settle(&dir, record)?;
@@ -323,6 +323,20 @@ fn body(dir: &Path, kind: StoreKind) -> PathBuf {
         StoreKind::LoopXfs => dir.join(image::MOUNT_NAME),
         StoreKind::Tmpfs | StoreKind::Directory => dir.to_path_buf(),
     }
+}
+
+/// Mounts the image of a store, if it is not mounted; only then its parts can be looked at, as those of the store were before.
+fn attach_image(dir: &Path) -> Result<()> {
+    let was_mounted = place::is_mounted_on(&dir.join(image::MOUNT_NAME))?;
+    image::attach(dir)?;
+    if was_mounted {
+        return Ok(());
+    }
+    place::is_own_directory(dir).map(|_| ()).inspect_err(|_| {
+        if let Err(error) = image::detach(dir) {
+            tracing::warn!(%error, "the image stays mounted");
+        }
+    })
 }
 
 fn data_dir(dir: &Path, kind: StoreKind) -> PathBuf {

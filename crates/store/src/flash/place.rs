@@ -17,7 +17,7 @@ pub const STORE_PREFIX: &str = "forebay-";
 const USUAL_PLACES: [&str; 3] = ["/dev/shm", "/tmp", "/var/tmp"];
 /// Symbolic links on a way that are followed, as many as the kernel does.
 const LINKS_MAX: u32 = 40;
-/// The part of a store that holds the objects, which may be many.
+/// The part of a store that holds the objects, in directories of its own.
 const OBJECTS: &str = "data";
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
@@ -185,40 +185,68 @@ pub fn is_own_directory(dir: &Path) -> Result<bool> {
         return Err(fail("use the store", dir, "not a directory").hint("remove it"));
     }
     if meta.mode() & 0o022 != 0 {
-        return Err(fail("use the store", dir, "others may write to it")
-            .errno(libc::EACCES)
-            .hint("chmod go-w it, if it is yours and nobody has changed it"));
+        return Err(others_may_write(dir));
     }
     check_parts(dir, me)?;
     Ok(true)
 }
 
 /// Refuses a store of which a part belongs to somebody else, or is a link: who made that could read, or exchange, what is kept
-/// there. The objects themselves are not looked at.
-fn check_parts(dir: &Path, me: u32) -> Result<()> {
-    let mut dirs = vec![dir.to_path_buf()];
+/// there. The parts are all that is in the store, down to the directories of the objects. The objects in those, which may be
+/// 100,000, are not looked at one by one. All are the daemon's own, whoever's the files are: the owner of a file is in its record.
+/// Nobody else can put one there, since nobody else may write to these directories.
+fn check_parts(store: &Path, me: u32) -> Result<()> {
+    let what = "look at the store";
+    let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
+    let mut dirs = vec![store.to_path_buf()];
     while let Some(dir) = dirs.pop() {
-        for entry in fs::read_dir(&dir).at("look at the store", &dir)? {
-            let path = entry.at("look at the store", &dir)?.path();
-            let meta = match fs::symlink_metadata(&path) {
-                // Removed meanwhile by who uses it.
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                meta => meta.at("look at the store", &path)?,
+        let of_objects = dir.file_name() == Some(OsStr::new(OBJECTS));
+        let entries = match fs::read_dir(&dir) {
+            // Removed meanwhile by who uses it, as may be what is in it.
+            Err(error) if is_gone(&error) && dir != store => continue,
+            entries => entries.at(what, &dir)?,
+        };
+        for entry in entries {
+            let path = match entry {
+                Err(error) if is_gone(&error) && dir != store => break,
+                entry => entry.at(what, &dir)?.path(),
             };
-            if ![me, 0].contains(&meta.uid()) {
-                return Err(belongs_to(&path, meta.uid()));
-            }
-            if meta.is_symlink() {
-                return Err(fail("use the store", &path, "it is a link, and no store has any")
-                    .errno(libc::EACCES)
-                    .hint("remove it, if you know whose it is; or give another --flash"));
-            }
-            if meta.is_dir() && path.file_name() != Some(OsStr::new(OBJECTS)) {
+            let meta = match fs::symlink_metadata(&path) {
+                Err(error) if is_gone(&error) => continue,
+                meta => meta.at(what, &path)?,
+            };
+            check_part(&path, &meta, me, of_objects)?;
+            if meta.is_dir() && !of_objects {
                 dirs.push(path);
             }
         }
     }
     Ok(())
+}
+
+/// The same for one part. `of_objects`: it lies where the objects' directories are.
+fn check_part(path: &Path, meta: &fs::Metadata, me: u32, of_objects: bool) -> Result<()> {
+    if ![me, 0].contains(&meta.uid()) {
+        return Err(belongs_to(path, meta.uid()));
+    }
+    if meta.is_symlink() {
+        return Err(fail("use the store", path, "it is a link, and no store has any")
+            .errno(libc::EACCES)
+            .hint("remove it, if you know whose it is; or give another --flash"));
+    }
+    // Who may write there could put objects of their own in it.
+    let has_objects = of_objects || path.file_name() == Some(OsStr::new(OBJECTS));
+    if has_objects && meta.is_dir() && meta.mode() & 0o022 != 0 {
+        return Err(others_may_write(path));
+    }
+    Ok(())
+}
+
+/// The error for a directory of a store in which others could exchange what is kept there.
+fn others_may_write(dir: &Path) -> ControlError {
+    fail("use the store", dir, "others may write to it")
+        .errno(libc::EACCES)
+        .hint("chmod go-w it, if it is yours and nobody has changed it")
 }
 
 /// The error for what is not this user's.

@@ -251,7 +251,7 @@ fn an_image_is_found_again_after_release_and_after_a_crash() {
 fn fill_with_objects(data: &Path) {
     for fan in 0..100 {
         let dir = data.join(format!("{fan:02x}"));
-        fs::create_dir(&dir).unwrap();
+        tmpfs::make_private_dir(&dir).unwrap();
         for object in 0..1000 {
             fs::File::create(dir.join(object.to_string())).unwrap();
         }

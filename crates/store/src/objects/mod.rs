@@ -41,6 +41,9 @@ pub const FAN_OUT: usize = 256;
 pub const COMPANION: u32 = u32::MAX;
 /// Flags of `open(2)` that an object is opened with for others.
 const OPEN_FOR: u32 = (libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK) as u32;
+/// Flags that a directory of objects is opened with: a link is none (`flash::place` refuses a store that has one).
+const DIR_FLAGS: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// Consecutive inodes that share a fan-out directory, so that files made together lie together.
 const INODES_PER_DIR_RUN: u64 = 64;
 
@@ -161,8 +164,7 @@ impl Objects {
         sync_dirs: bool,
         accounting: Option<Accounting>,
     ) -> Result<Objects> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = rfs::open(data, flags, Mode::empty()).map_err(err)?;
+        let dir = rfs::open(data, DIR_FLAGS, Mode::empty()).map_err(err)?;
         for fan in 0..FAN_OUT {
             match make_fan(&dir, fan) {
                 // A journaling file system gives what was just removed only after its next
@@ -424,8 +426,7 @@ impl Objects {
         if !dirty[fan].swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let synced = rfs::openat(&self.dir, format!("{fan:02x}"), flags, Mode::empty())
+        let synced = rfs::openat(&self.dir, format!("{fan:02x}"), DIR_FLAGS, Mode::empty())
             .and_then(|fd| rfs::fsync(&fd));
         if let Err(e) = synced {
             dirty[fan].store(true, Ordering::Release);
@@ -448,9 +449,8 @@ impl Objects {
     /// and checks.
     pub fn for_each(&self, f: &mut dyn FnMut(ObjectId, u64)) -> Result<()> {
         for fan in 0..FAN_OUT {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let fd =
-                rfs::openat(&self.dir, format!("{fan:02x}"), flags, Mode::empty()).map_err(err)?;
+            let fan = format!("{fan:02x}");
+            let fd = rfs::openat(&self.dir, fan, DIR_FLAGS, Mode::empty()).map_err(err)?;
             for entry in rfs::Dir::read_from(&fd).map_err(err)? {
                 let entry = entry.map_err(err)?;
                 let Some(id) = parse_name(entry.file_name().to_bytes()) else { continue };
