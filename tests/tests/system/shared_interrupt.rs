@@ -401,6 +401,23 @@ fn ends_by_a_signal(name: &str, call: &dyn Fn() -> Sys<usize>) {
     child.wait(SOON).unwrap_or_else(|why| panic!("{name}: {why}"));
 }
 
+fn take_away(served: &Served, server: usize, how: Server) {
+    match how {
+        Server::Stopped => {
+            served.signal_server(server, libc::SIGSTOP);
+            procs::wait_until_stopped(served.server_pid(server));
+        }
+        _ => served.kill_server_at(server),
+    }
+}
+
+fn bring_back(served: &Served, server: usize, how: Server) {
+    match how {
+        Server::Stopped => served.signal_server(server, libc::SIGCONT),
+        _ => served.start_server_at(server),
+    }
+}
+
 /// Files of which two have not one server, or not one object each. Once with both servers away, and once with one of them,
 /// which each copy needs.
 fn copies_over_servers_end(how: Server) {
@@ -428,25 +445,12 @@ fn copies_over_servers_end(how: Server) {
             (from, to)
         };
         let files: Vec<(OwnedFd, OwnedFd)> = (0..pairs.len()).map(open).collect();
-        for &server in away {
-            match how {
-                Server::Stopped => {
-                    served.signal_server(server, libc::SIGSTOP);
-                    procs::wait_until_stopped(served.server_pid(server));
-                }
-                _ => served.kill_server_at(server),
-            }
-        }
+        away.iter().for_each(|server| take_away(&served, *server, how));
         ends_by_a_signal("fsync", &|| sys::fsync(&files[0].0).map(|()| 0));
         for ((from, to), pair) in files.iter().zip(pairs) {
             ends_by_a_signal(&format!("{pair:?}"), &|| sys::copy_range(from, 0, to, 0, COPY));
         }
-        for &server in away {
-            match how {
-                Server::Stopped => served.signal_server(server, libc::SIGCONT),
-                _ => served.start_server_at(server),
-            }
-        }
+        away.iter().for_each(|server| bring_back(&served, *server, how));
         let start = Instant::now();
         for (_, to) in &files {
             // Not done later than what comes after it.
