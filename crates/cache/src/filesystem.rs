@@ -4,6 +4,7 @@ use super::CacheFs;
 use forebay_interfaces::references::References;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, DirEntry, Notify, Opened, StatFs, WriteMode};
+use forebay_proto::asked;
 use forebay_proto::attr::{Attr, FileKind, SetAttr};
 use forebay_proto::{Caller, Cookie, Entry, Errno, Ino, Result};
 use std::sync::Arc;
@@ -224,18 +225,27 @@ impl DataOps for CacheFs {
     ) -> Result<u64> {
         let (from, into) = (self.data(source)?, self.data(target)?);
         self.attributes.kill_capability_left(&into, target)?;
+        let length = length.min(COPY_MAX_BYTES);
         let mut buffer = vec![0; COPY_PIECE_BYTES.min(length) as usize];
-        let mut done = 0;
-        while done < length.min(COPY_MAX_BYTES) {
+        let data = &self.stack.data;
+        let mut piece = |done: u64| {
+            asked::still_wanted()?;
             let most = (length - done).min(COPY_PIECE_BYTES) as usize;
-            let got =
-                self.stack.data.read_data(&from, source_offset + done, &mut buffer[..most])?;
+            let got = data.read_data(&from, source_offset + done, &mut buffer[..most])?;
             if got == 0 {
-                break;
+                return Ok(0);
             }
-            let mode = WriteMode::default();
-            done += self.stack.data.write_data(&into, target_offset + done, &buffer[..got], mode)?
-                as u64;
+            data.write_data(&into, target_offset + done, &buffer[..got], WriteMode::default())
+        };
+        let mut done = 0;
+        while done < length {
+            match piece(done) {
+                Ok(0) => break,
+                Ok(count) => done += count as u64,
+                Err(errno) if done == 0 => return Err(errno),
+                // Who asks again hears why.
+                Err(_) => break,
+            }
         }
         Ok(done)
     }

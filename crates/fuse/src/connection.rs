@@ -23,9 +23,9 @@ use crate::workers::Workers;
 use forebay_activity::{Activity, Begun};
 use forebay_proto::activity::ActivityKind;
 use forebay_proto::api::{LocalFiles, Locks, SharedNames};
-use forebay_proto::{Attr, Caller, Errno, FileSystem, Ino, Timestamp};
-use std::sync::Arc;
+use forebay_proto::{Attr, Caller, Errno, FileSystem, Ino, Notify, Timestamp};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// One mount.
 pub(crate) struct Connection {
@@ -61,6 +61,8 @@ pub(crate) struct Connection {
     /// Files whose sgid a write may have to take off.
     pub(crate) lone_sgid: LoneSgid,
     next_handle: AtomicU64,
+    /// Who tells the kernel of changes; nobody before the session has begun.
+    notify: OnceLock<Arc<dyn Notify>>,
 }
 
 impl Connection {
@@ -93,6 +95,21 @@ impl Connection {
             within: Within::new(options.limits),
             lone_sgid: LoneSgid::default(),
             next_handle: AtomicU64::new(1),
+            notify: OnceLock::new(),
+        }
+    }
+
+    /// Says who tells the kernel of changes.
+    pub(crate) fn set_notify(&self, notify: Arc<dyn Notify>) {
+        // Once: a session has one.
+        let _same = self.notify.set(notify);
+    }
+
+    /// Data of a file may have changed of which the kernel does not hear by an answer: it drops what it has, a moment later. Not
+    /// here: it waits for pages that requests hold.
+    pub(crate) fn changed_in_part(&self, ino: Ino) {
+        if let Some(notify) = self.notify.get() {
+            notify.inode_changed(ino);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::abi::{self, op};
 use crate::buffer::Reply;
 use crate::connection::{Connection, Request};
 use crate::device::{Device, ECONNABORTED};
-use crate::ops::{attrs, data, files, handles, listing, locks, names, xattrs};
+use crate::ops::{attrs, copies, data, files, handles, listing, locks, names, xattrs};
 use forebay_proto::{Errno, Ino};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -163,8 +163,8 @@ fn call(
         op::FSYNC => data::fsync(cx, request),
         op::FALLOCATE => data::fallocate(cx, request),
         op::LSEEK => data::lseek(cx, request, reply),
-        op::COPY_FILE_RANGE => data::copy_file_range(cx, request, reply),
-        op::COPY_FILE_RANGE_64 => data::copy_file_range_64(cx, request, reply),
+        op::COPY_FILE_RANGE => copies::copy_file_range(cx, request, reply),
+        op::COPY_FILE_RANGE_64 => copies::copy_file_range_64(cx, request, reply),
         op::SYNCFS => cx.fs.sync_all().map(|()| Given::Nothing),
 
         op::OPENDIR => listing::opendir(cx, request, reply),

@@ -3,7 +3,7 @@
 //! is to the file system. So for these few files the file system is asked first, with who asks.
 //!
 //! What is known comes from the attributes that the kernel was given. Called by `connection` (attributes)
-//! and `ops::data` (writes).
+//! and `ops::data` (writes, and those of `ops::copies`).
 
 use forebay_proto::attr::FileKind;
 use forebay_proto::{Attr, Ino};

@@ -66,6 +66,8 @@ struct Open {
     ended: u64,
     /// The kernel may have it mapped for writing.
     maps: bool,
+    /// It was opened with O_SYNC or O_DSYNC.
+    synchronous: bool,
 }
 
 /// One part of the table.
@@ -78,7 +80,8 @@ struct Shard {
 
 impl Open {
     fn first(access: Access, local: bool) -> Open {
-        Open { access, granted: 1, asked: 0, locals: u64::from(local), ended: 0, maps: false }
+        let locals = u64::from(local);
+        Open { access, granted: 1, asked: 0, locals, ended: 0, maps: false, synchronous: false }
     }
 
     /// Which ended opens can be released now. The last local file goes with the last open,
@@ -131,6 +134,19 @@ impl OpenTable {
             self.may_be_mapped.fetch_add(1, Ordering::AcqRel);
         }
         news
+    }
+
+    /// An open with O_SYNC or O_DSYNC was counted.
+    pub(crate) fn note_synchronous(&self, ino: Ino) {
+        if let Some(open) = self.shard(ino).lock().open.get_mut(&ino) {
+            open.synchronous = true;
+        }
+    }
+
+    /// Whether one of the opens since the inode was not open last was with O_SYNC or O_DSYNC: what is written by a request that
+    /// does not tell the flags of its file goes to flash.
+    pub(crate) fn is_synchronous(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().open.get(&ino).is_some_and(|open| open.synchronous)
     }
 
     /// How long the kernel may believe attributes of an inode, as far as mappings are concerned: stores into one change
@@ -328,6 +344,22 @@ mod tests {
         table.forgotten(ino);
         assert_eq!(table.attr_limit(ino), Duration::MAX);
         assert_eq!(table.may_be_mapped.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_file_is_synchronous_until_its_last_close() {
+        let (table, device, _) = setup();
+        let ino = Ino(7);
+        table.note_synchronous(ino);
+        table.join_or_decide(ino, None, &device).unwrap();
+        assert!(!table.is_synchronous(ino));
+        table.join_or_decide(ino, None, &device).unwrap();
+        table.note_synchronous(ino);
+        assert_eq!(table.leave(ino, &device), PLAIN);
+        assert!(table.is_synchronous(ino) && !table.is_synchronous(Ino(8)));
+        assert_eq!(table.leave(ino, &device), PLAIN);
+        table.join_or_decide(ino, None, &device).unwrap();
+        assert!(!table.is_synchronous(ino));
     }
 
     #[test]

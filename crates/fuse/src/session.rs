@@ -231,6 +231,7 @@ fn start(
         standby: options.standby,
     };
     fs.set_notify(session.notifier());
+    session.connection.set_notify(session.notifier());
     session.connection.handles.begin(path, &session.notifier);
     spawn_threads(&session, channels, options.follow_client)
         .map_err(|e| MountError::Thread(path.into(), Errno::from_io(&e)))?;

@@ -570,8 +570,16 @@ pub(crate) fn serve(
         // The caller was told that it failed, and may be told so for as long as the kernel believes what it has.
         dispatch::take_back(cx, given, reply);
         notify::changed_unseen(cx, changed_by(rq));
+        // Of a copy that ends in time the kernel drops the pages by itself.
+        if let (true, [_, Some(target)]) = (copies(rq.head.opcode), changed_by(rq)) {
+            cx.changed_in_part(target);
+        }
     }
     cx.waits.unsettled.end(rq.head.unique);
+}
+
+fn copies(opcode: u32) -> bool {
+    matches!(opcode, op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64)
 }
 
 /// Whether it matters if a request is done before or after another one on the same inode.

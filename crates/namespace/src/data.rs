@@ -297,7 +297,7 @@ impl FileData {
         let record = self.records.regular(target.0)?;
         not_final(&record)?;
         if from.is_striped() || record.is_striped() {
-            // The kernel then reads and writes itself.
+            // Who asks then reads and writes.
             return Err(Errno::EXDEV);
         }
         if !from.has(inode_flags::HAS_OBJECT) {

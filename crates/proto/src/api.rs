@@ -272,7 +272,8 @@ pub trait DataOps: Send + Sync {
     fn fallocate(&self, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()>;
     /// SEEK_DATA and SEEK_HOLE.
     fn seek(&self, ino: Ino, offset: u64, whence: u32) -> Result<u64>;
-    /// Copies within the buffer, sharing blocks where the flash can.
+    /// Copies within the buffer, sharing blocks where the flash can. EXDEV where that is not possible: it is done by reads and
+    /// writes then.
     fn copy_file_range(
         &self,
         source: Ino,

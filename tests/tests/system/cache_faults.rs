@@ -386,7 +386,9 @@ fn programs_that_wait_for_a_pfs_that_hangs_end_with_a_signal_and_all_goes_on(kin
 fn a_signal_that_a_program_takes_is_eintr_while_the_pfs_hangs(kind: Kind) {
     let _alone = without_children();
     let (site, pfs) = stormy_as(kind, &["--drain", "end", "--pfs-ttl", "0"]);
-    let at = places(&site, ["d".to_owned()].into_iter()).pop().unwrap();
+    let mut made = places(&site, ["d", "e"].map(str::to_owned).into_iter());
+    let (source, at) = (made.pop().unwrap(), made.pop().unwrap());
+    let target = sys::open(at.path("copy"), libc::O_CREAT | libc::O_RDWR, 0o644).unwrap();
     let dir = sys::open(at.path(""), libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
     let is_eintr = |name: &str, call: &dyn Fn() -> Sys<()>| {
         pfs.weather.set(Air::Still);
@@ -410,6 +412,10 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_pfs_hangs(kind: Kind) {
     for (name, call) in CALLS.iter().filter(|(name, _)| ["lookup", "list", "read"].contains(name)) {
         is_eintr(name, &|| call(&at));
     }
+    let copy = || sys::copy_range(&source.fd, 0, &target, 0, 4096);
+    is_eintr("copy_file_range", &|| copy().map(drop));
+    assert_eq!(copy(), Ok(4096));
+    assert_eq!(sys::pread(&target, 0, 3).unwrap(), pattern(1, 3));
     // Unlike that of a file it waits for the PFS.
     is_eintr("fsync of a directory", &|| sys::fsync(&dir));
     sys::fsync(&dir).unwrap();

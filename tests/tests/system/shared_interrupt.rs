@@ -314,18 +314,14 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_server_hangs() {
     }
 }
 
-/// Of striped files the kernel reads and writes the pages by itself, and waits for those of the source as for a mapping's.
+/// Between two mounts the kernel reads and writes the pages by itself, and waits for those of the source as for a mapping's.
 #[test]
 fn a_copy_that_the_kernel_makes_by_itself_ends_by_a_signal_that_kills() {
     let _alone = without_children();
-    let served = Served::with(Options::over(2, Store::Directory), &[Via::Local]);
-    let dir = served.path(0, "s");
-    sys::mkdir(&dir, 0o755).unwrap();
-    for (name, value) in [("stripe_size_bytes", "65536"), ("stripe_count", "all")] {
-        sys::setxattr(&dir, &format!("user.forebay.{name}"), value.as_bytes(), 0).unwrap();
-    }
-    let open = |name: &str| sys::open(served.path(0, name), NEW_FILE, 0o644).unwrap();
-    let (from, to) = (open("s/from"), open("s/to"));
+    let served = Served::with(Options::over(2, Store::Directory), &[Via::Local, Via::Local]);
+    make_dir(&served, "s", STRIPED);
+    let open = |mount, name: &str| sys::open(served.path(mount, name), NEW_FILE, 0o644).unwrap();
+    let (from, to) = (open(0, "s/from"), open(1, "s/to"));
     sys::pwrite(&from, 0, &vec![b'a'; SIZE]).unwrap();
     // SAFETY: an open descriptor.
     let dropped = unsafe { libc::posix_fadvise(from.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
@@ -354,6 +350,143 @@ fn a_copy_that_the_kernel_makes_by_itself_ends_by_a_signal_that_kills() {
     let copied = sys::copy_range(&from, 0, &to, 0, SIZE).unwrap();
     assert!(copied > 0, "it goes on");
     assert_eq!(sys::pread(&to, 0, copied), Ok(vec![b'a'; copied]));
+}
+
+const STRIPED: &[(&str, &str)] = &[("stripe_size_bytes", "65536"), ("stripe_count", "all")];
+const IN_LOGS: &[(&str, &str)] = &[("layout", "log")];
+
+/// A directory, made by mount 0, whose files are as these attributes say.
+fn make_dir(served: &Served, name: &str, attributes: &[(&str, &str)]) {
+    let dir = served.path(0, name);
+    sys::mkdir(&dir, 0o755).unwrap();
+    for (name, value) in attributes {
+        sys::setxattr(&dir, &format!("user.forebay.{name}"), value.as_bytes(), 0).unwrap();
+    }
+}
+
+/// One whose files are whole, and at the server of this part.
+fn dir_of_whole_files(served: &Served, part: u64) -> String {
+    for number in 0..64 {
+        let name = format!("w{part}-{number}");
+        make_dir(served, &name, &[("placement", "directory")]);
+        if sys::stat(served.path(0, &name)).unwrap().ino >> 48 == part {
+            return name;
+        }
+    }
+    panic!("no directory lies on part {part}");
+}
+
+/// More than a mount copies at a time.
+const COPY: usize = 3 << 19;
+
+/// A program is in this call when a signal comes that it takes: it ends soon, with EINTR, or with a part of the bytes done.
+fn ends_by_a_signal(name: &str, call: &dyn Fn() -> Sys<usize>) {
+    let told = Shared::new(1);
+    let told_ = &told;
+    let child = Child::spawn(name, move || {
+        procs::take_a_signal();
+        told_[0].store(1, SeqCst);
+        match call() {
+            Err(Errno(libc::EINTR)) => {}
+            Ok(count) if (1..COPY).contains(&count) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+    while told[0].load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.until_it_waits();
+    std::thread::sleep(Duration::from_millis(300));
+    child.signal(libc::SIGUSR1);
+    child.wait(SOON).unwrap_or_else(|why| panic!("{name}: {why}"));
+}
+
+fn take_away(served: &Served, server: usize, how: Server) {
+    match how {
+        Server::Stopped => {
+            served.signal_server(server, libc::SIGSTOP);
+            procs::wait_until_stopped(served.server_pid(server));
+        }
+        _ => served.kill_server_at(server),
+    }
+}
+
+fn bring_back(served: &Served, server: usize, how: Server) {
+    match how {
+        Server::Stopped => served.signal_server(server, libc::SIGCONT),
+        _ => served.start_server_at(server),
+    }
+}
+
+/// Files of which two have not one server, or not one object each. Once with both servers away, and once with one of them,
+/// which each copy needs.
+fn copies_over_servers_end(how: Server) {
+    let _alone = without_children();
+    // Sessions outlast the time for which a server is stopped, on a busy machine too.
+    let timing = (how == Server::Stopped).then_some("lease_ms=60000");
+    let options = Options { timing, ..Options::over(2, Store::Directory) };
+    let served = Served::with(options, &[Via::Local, Via::Tcp]);
+    make_dir(&served, "s", STRIPED);
+    make_dir(&served, "l", IN_LOGS);
+    let whole = [0, 1].map(|part| dir_of_whole_files(&served, part));
+    let (w0, w1) = (&*whole[0], &*whole[1]);
+    let pairs = [("s", "s"), ("s", w0), (w1, "s"), (w0, w1), ("l", "s"), ("s", "l")];
+    for (mount, away) in [(0, &[0, 1][..]), (1, &[1][..])] {
+        let path = |at: usize, what: &str, number: usize| {
+            let (from, to) = pairs[number];
+            let dir = if what == "from" { from } else { to };
+            served.path(at, format!("{dir}/{what}{number}-{mount}"))
+        };
+        let open = |number: usize| {
+            let open = |what| sys::open(path(mount, what, number), NEW_FILE, 0o644).unwrap();
+            let (from, to) = (open("from"), open("to"));
+            assert_eq!(sys::pwrite(&from, 0, &vec![b'a'; COPY]), Ok(COPY));
+            sys::fsync(&from).unwrap();
+            (from, to)
+        };
+        let files: Vec<(OwnedFd, OwnedFd)> = (0..pairs.len()).map(open).collect();
+        away.iter().for_each(|server| take_away(&served, *server, how));
+        ends_by_a_signal("fsync", &|| sys::fsync(&files[0].0).map(|()| 0));
+        for ((from, to), pair) in files.iter().zip(pairs) {
+            ends_by_a_signal(&format!("{pair:?}"), &|| sys::copy_range(from, 0, to, 0, COPY));
+        }
+        away.iter().for_each(|server| bring_back(&served, *server, how));
+        let start = Instant::now();
+        for (_, to) in &files {
+            // Not done later than what comes after it.
+            while sys::pwrite(to, 0, &vec![b'b'; COPY]) != Ok(COPY) {
+                assert!(start.elapsed() < SLACK + LEASE, "mount {mount} does not go on");
+            }
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        for (number, (from, to)) in files.iter().enumerate() {
+            let is_all = |byte: u8| {
+                sys::fsync(to).unwrap();
+                let here = sys::pread(to, 0, COPY + 1).unwrap();
+                let there = std::fs::read(sys::path(path(1 - mount, "to", number))).unwrap();
+                here == vec![byte; COPY] && there == here
+            };
+            assert!(is_all(b'b'), "{:?}: something was done later", pairs[number]);
+            let mut done = 0;
+            while done < COPY {
+                let at = done as u64;
+                let copied = sys::copy_range(from, at, to, at, COPY - done).unwrap();
+                assert!(copied > 0, "{:?}: nothing copied at {at}", pairs[number]);
+                done += copied;
+            }
+            assert!(is_all(b'a'), "{:?}: another copy", pairs[number]);
+        }
+    }
+}
+
+#[test]
+fn copies_over_servers_that_are_stopped_end_by_a_signal_that_a_program_takes() {
+    copies_over_servers_end(Server::Stopped);
+}
+
+#[test]
+fn copies_over_servers_that_are_killed_end_by_a_signal_that_a_program_takes() {
+    copies_over_servers_end(Server::Killed);
 }
 
 /// More programs than a mount has connections for calls; each waits for several others.

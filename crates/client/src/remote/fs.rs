@@ -570,7 +570,7 @@ impl DataOps for RemoteFs {
     ) -> Result<u64> {
         let striped = |ino| self.striped.layout(ino).is_some();
         if source.shard() != target.shard() || striped(source) || striped(target) {
-            // The kernel then reads and writes.
+            // Who asks then reads and writes.
             return Err(Errno::EXDEV);
         }
         let call = Call::CopyRange { source, source_offset, target, target_offset, length };

@@ -42,11 +42,7 @@ pub(crate) fn write(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
         may_use(cx, rq.ino(), arg.fh, process)?;
     }
     let mode = write_mode(&arg);
-    if mode.kill_suid && cx.lone_sgid.is_one(rq.ino()) {
-        let change = SetAttr { kill_suid: true, ..SetAttr::default() };
-        let attr = cx.fs.setattr(&rq.caller()?, rq.ino(), &change)?;
-        cx.lone_sgid.seen(&attr);
-    }
+    lone_sgid_off(cx, rq, rq.ino(), mode)?;
     let begun = cx.activity.begin();
     let data = &data[..cx.within.part_of_write(&*cx.fs, rq.ino(), &arg, mode.append)?];
     let written = cx.fs.write(rq.ino(), arg.offset, data, mode)?;
@@ -54,6 +50,21 @@ pub(crate) fn write(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     cx.moved(begun, ActivityKind::Absorb, rq.ino(), arg.offset, written.min(data.len()));
     reply.put(&abi::WriteOut { size: written.min(data.len()) as u32, padding: 0 });
     Ok(Given::Nothing)
+}
+
+/// Before a write to a file whose sgid it may have to take off ([`crate::lone_sgid`]).
+pub(super) fn lone_sgid_off(
+    cx: &Connection,
+    rq: &Request<'_>,
+    ino: Ino,
+    mode: WriteMode,
+) -> Result<()> {
+    if mode.kill_suid && cx.lone_sgid.is_one(ino) {
+        let change = SetAttr { kill_suid: true, ..SetAttr::default() };
+        let attr = cx.fs.setattr(&rq.caller()?, ino, &change)?;
+        cx.lone_sgid.seen(&attr);
+    }
+    Ok(())
 }
 
 /// Who has lost a lock on the file does nothing there any more.
@@ -98,42 +109,6 @@ pub(crate) fn lseek(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Res
     let offset = cx.fs.seek(rq.ino(), arg.offset, arg.whence)?;
     reply.put(&abi::LseekOut { offset });
     Ok(Given::Nothing)
-}
-
-/// Largest copy whose length the old answer can tell: whole pages below 4 GiB.
-const MAX_COPY_BYTES_32: u64 = 0xffff_f000;
-
-pub(crate) fn copy_file_range(
-    cx: &Connection,
-    rq: &Request<'_>,
-    reply: &mut Reply,
-) -> Result<Given> {
-    let copied = copy(cx, rq, MAX_COPY_BYTES_32)?;
-    reply.put(&abi::WriteOut { size: copied as u32, padding: 0 });
-    Ok(Given::Nothing)
-}
-
-pub(crate) fn copy_file_range_64(
-    cx: &Connection,
-    rq: &Request<'_>,
-    reply: &mut Reply,
-) -> Result<Given> {
-    let bytes_copied = copy(cx, rq, u64::MAX)?;
-    reply.put(&abi::CopyFileRangeOut { bytes_copied });
-    Ok(Given::Nothing)
-}
-
-fn copy(cx: &Connection, rq: &Request<'_>, limit: u64) -> Result<u64> {
-    let mut rest = rq.body;
-    let arg: abi::CopyFileRangeIn = take(&mut rest)?;
-    if arg.flags != 0 {
-        return Err(Errno::EINVAL);
-    }
-    let (from, to) = (rq.ino(), rq.other(arg.nodeid_out));
-    may_use(cx, from, arg.fh_in, None)?;
-    may_use(cx, to, arg.fh_out, None)?;
-    let length = cx.within.part_of(arg.off_out, arg.len.min(limit))?;
-    cx.fs.copy_file_range(from, arg.off_in, to, arg.off_out, length)
 }
 
 #[cfg(test)]

@@ -73,6 +73,7 @@ pub(crate) fn open(cx: &Connection, rq: &Request<'_>, reply: &mut Reply) -> Resu
         None => decide(cx, ino, &opened)?,
     };
     may_map(cx, ino, access, arg.flags);
+    note_synchronous(cx, ino, arg.flags);
     reply.put(&open_out(cx, access));
     Ok(Given::Open(ino))
 }
@@ -98,6 +99,13 @@ fn sync_names_for(cx: &Connection, ino: Ino, open_flags: u32) -> Result<()> {
     match cx.flags.sync || is_synchronous(open_flags) {
         true => cx.fs.fsyncdir(ino),
         false => Ok(()),
+    }
+}
+
+/// Of an open that was counted. A request to copy into the file does not tell its flags.
+fn note_synchronous(cx: &Connection, ino: Ino, open_flags: u32) {
+    if is_synchronous(open_flags) {
+        cx.opens.note_synchronous(ino);
     }
 }
 
@@ -148,6 +156,7 @@ fn put_created(
     let ino = entry.attr.ino;
     let access = decide(cx, ino, &opened).inspect_err(|_| cx.fs.forget(ino, 1))?;
     may_map(cx, ino, access, open_flags);
+    note_synchronous(cx, ino, open_flags);
     cx.put_entry(reply, parent, &entry.attr);
     reply.put(&open_out(cx, access));
     Ok(Given::EntryAndOpen(ino))

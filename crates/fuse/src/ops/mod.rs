@@ -2,6 +2,7 @@
 //! puts the answer together. None of them keeps anything of the request.
 
 pub(crate) mod attrs;
+pub(crate) mod copies;
 pub(crate) mod data;
 pub(crate) mod files;
 pub(crate) mod handles;
