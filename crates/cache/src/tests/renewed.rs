@@ -12,7 +12,7 @@ const SIZE: usize = 300_000;
 /// passed by what is done, too. How often the drain was there.
 fn drain_and_do<F>(cache: &Running, file: &Arc<CacheFile>, step: &'static str, act: F) -> usize
 where
-    F: Fn(&CacheFs) + Clone + Send + 'static,
+    F: Fn(&Arc<CacheFs>) + Clone + Send + 'static,
 {
     let (tell, told) = channel();
     let fs = cache.fs.clone();
