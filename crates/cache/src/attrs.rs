@@ -106,9 +106,11 @@ impl Attributes {
             attr.size_bytes = object.size_bytes;
             attr.mtime = object.mtime;
             // Of what a kernel may write and has not, the data's ctime is of the open.
-            if !file.state.lock().is_untouched(&object) {
-                attr.ctime = attr.ctime.max(object.ctime);
+            let state = file.state.lock();
+            if !state.is_untouched(&object) {
+                attr.ctime = attr.ctime.max(state.ctime_of(&object));
             }
+            drop(state);
             // What is not here is on the PFS.
             attr.blocks_512 =
                 object.blocks_512.max(stat.blocks.min(object.size_bytes.div_ceil(512)));
@@ -154,24 +156,24 @@ impl Attributes {
         let through =
             change.mode.is_some() || new_owner || change.atime.is_some() || change.mtime.is_some();
         if through {
-            self.own_changes.own_change_of_inode(file.as_ref(), ino, &who, |inode| {
-                let path = proc_path(inode, b"");
-                let rights = match keeps {
-                    true => Some(Rights::of(&path, self.pfs.stat_fd(inode)?.mode)?),
-                    false => None,
-                };
-                {
-                    let _act = who.act()?;
-                    set_on_pfs(&path, change)?;
-                }
-                rights.map_or(Ok(()), |rights| rights.give_back(&path, change))
-            })?;
-            let has_times = |f: &&Arc<CacheFile>| f.is_dirty() && !f.state.lock().is_lost();
-            if let Some(file) = file.as_ref().filter(has_times) {
-                // Not in the midst of a fill or an eviction, which would set the old one again.
-                let _gate = file.gate.read();
-                self.flash.set_times(file.ino, at(change.atime), at(change.mtime))?;
-            }
+            let data_times =
+                self.own_changes.own_change_of_inode(file.as_ref(), ino, &who, |inode| {
+                    let path = proc_path(inode, b"");
+                    let rights = match keeps {
+                        true => Some(Rights::of(&path, self.pfs.stat_fd(inode)?.mode)?),
+                        false => None,
+                    };
+                    {
+                        let _act = who.act()?;
+                        set_on_pfs(&path, change)?;
+                    }
+                    rights.map_or(Ok(()), |rights| rights.give_back(&path, change))?;
+                    // Before a drain looks what it has to put on; the base follows whatever comes of it.
+                    let has_times = |f: &&Arc<CacheFile>| f.is_dirty() && !f.state.lock().is_lost();
+                    let dirty = file.as_ref().filter(has_times);
+                    Ok(dirty.map_or(Ok(()), |f| f.set_times(at(change.atime), at(change.mtime))))
+                })?;
+            data_times?;
         }
         self.getattr_of(ino)
     }

@@ -7,11 +7,12 @@
 //!
 //! Invariant: an entry in memory is never better than on flash: changes are written first.
 
-use super::flash::Flash;
+use super::flash::{Flash, Kept};
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, SyncState};
+use super::space::WAIT;
 use forebay_credentials::acting::Who;
-use forebay_proto::{Errno, Ino, Result};
+use forebay_proto::{Errno, Ino, Result, Timestamp};
 use forebay_store::objects::ObjectStat;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -45,6 +46,31 @@ pub(crate) struct Ahead {
     pub window: u64,
 }
 
+/// Size, mtime and ctime of an object.
+pub(crate) type Seen = (u64, Timestamp, Timestamp);
+
+/// What tells whether an object was changed.
+pub(crate) fn seen(object: &ObjectStat) -> Seen {
+    (object.size_bytes, object.mtime, object.ctime)
+}
+
+/// An object of which checksums are being made.
+#[derive(Clone, Copy)]
+struct SummedFrom {
+    object: Seen,
+    /// It has followed times that were set since. A write right after that may have got the same ones.
+    has_new_times: bool,
+}
+
+/// Fills and evictions move the ctime of an object, which nobody can set.
+#[derive(Clone, Copy)]
+struct Unwritten {
+    /// What it was before the first one.
+    from: Timestamp,
+    /// What it is after the last one.
+    until: Timestamp,
+}
+
 /// What `state` guards.
 pub(crate) struct FileState {
     pub record: Record,
@@ -58,6 +84,12 @@ pub(crate) struct FileState {
     pub draining: Option<HashSet<u64>>,
     /// The shortest that the file was made since the drain under way began.
     pub cut_to: Option<u64>,
+    /// The mtime that a program has set since the drain under way began.
+    pub set_mtime: Option<Timestamp>,
+    /// The object as it was when the checksums that are being made were begun.
+    summed_from: Option<SummedFrom>,
+    /// Which ctimes of the object are of fills and evictions.
+    unwritten: Option<Unwritten>,
     /// Opens that were not released.
     pub opens: u64,
     /// Of them, those by which the kernel has the object itself.
@@ -77,7 +109,7 @@ pub(crate) struct FileState {
     /// The object as it was when it last drained while a kernel had it open.
     pub drained_open: Option<DrainedOpen>,
     /// The object when it was given to a kernel for writing.
-    pub at_open: Option<(u64, forebay_proto::Timestamp, forebay_proto::Timestamp)>,
+    pub at_open: Option<Seen>,
     /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
     /// the file is dirty again, map and record are synced.
     pub clean_unsynced: bool,
@@ -156,6 +188,9 @@ impl CacheFile {
             held: HashMap::new(),
             draining: None,
             cut_to: None,
+            set_mtime: None,
+            summed_from: None,
+            unwritten: None,
             opens: 0,
             locals: 0,
             opening: 0,
@@ -257,6 +292,30 @@ pub(crate) struct Held<'a> {
 }
 
 impl CacheFile {
+    /// Sets times of the data, as a call asks, which changes nothing of the data: checksums that are being made of it are good
+    /// all the same where nobody can have written in that moment.
+    pub fn set_times(&self, atime: Option<Timestamp>, mtime: Option<Timestamp>) -> Result<()> {
+        if atime.is_none() && mtime.is_none() {
+            return Ok(());
+        }
+        let is_summed = self.state.lock().summed_from.is_some();
+        // Alone no request writes. Where somebody uses the file for long its checksums are made again.
+        let alone = if is_summed { self.gate.try_write_for(WAIT) } else { None };
+        // Not in the midst of a fill or an eviction, which would set the old one again.
+        let _shared = alone.is_none().then(|| self.gate.read());
+        let mut state = self.state.lock();
+        let look = || self.flash.stat(self.ino).ok().map(|now| seen(&now));
+        let before = state.summed_from.take().map(|from| from.object);
+        let follows = alone.is_some() && state.locals == 0 && before.is_some() && look() == before;
+        self.flash.set_times(self.ino, atime, mtime)?;
+        if follows {
+            state.summed_from = look().map(|object| SummedFrom { object, has_new_times: true });
+        }
+        state.unwritten = None;
+        state.set_mtime = mtime.or(state.set_mtime);
+        Ok(())
+    }
+
     /// Holds blocks, here or to be fetched.
     pub fn hold(&self, blocks: impl Iterator<Item = u64>) -> Held<'_> {
         let blocks: Vec<u64> = blocks.collect();
@@ -292,7 +351,7 @@ impl Drop for CacheFile {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrainedOpen {
     pub size_bytes: u64,
-    pub mtime: forebay_proto::Timestamp,
+    pub mtime: Timestamp,
     /// All of it was read for that.
     pub not_again_before: std::time::Instant,
     /// Somebody asked for that drain.
@@ -486,6 +545,43 @@ impl FileState {
 
     /// True if the object is as it was when a kernel got it for writing.
     pub fn is_untouched(&self, now: &ObjectStat) -> bool {
-        self.at_open == Some((now.size_bytes, now.mtime, now.ctime))
+        self.at_open == Some(seen(now))
+    }
+
+    /// Checksums of the whole object, as it is, are about to be made.
+    pub fn sums_begin(&mut self, object: &ObjectStat) {
+        self.summed_from = Some(SummedFrom { object: seen(object), has_new_times: false });
+    }
+
+    /// They are made. True if the object still is what it was, as far as its size and times tell.
+    pub fn sums_end(&mut self, object: &ObjectStat) -> bool {
+        self.summed_from.take().is_some_and(|from| from.object == seen(object))
+    }
+
+    /// Somebody is about to write the object, or may.
+    pub fn may_be_written(&mut self) {
+        self.summed_from = self.summed_from.filter(|from| !from.has_new_times);
+    }
+
+    /// The object was changed in a way that is no write of the file.
+    pub fn note_unwritten(&mut self, kept: &Kept) {
+        let from = match self.unwritten {
+            Some(before) if before.until == kept.before => before.from,
+            _ => kept.before,
+        };
+        self.unwritten = Some(Unwritten { from, until: kept.after });
+    }
+
+    /// The ctime of the file's data: that of the object, but for changes that were no writes. What a kernel without fine
+    /// stamps gives a write right after one has the same ctime; it has the same mtime, too.
+    pub fn ctime_of(&self, object: &ObjectStat) -> Timestamp {
+        match self.unwritten {
+            Some(Unwritten { from, until })
+                if from < object.ctime && object.ctime <= until && object.mtime < object.ctime =>
+            {
+                from
+            }
+            _ => object.ctime,
+        }
     }
 }

@@ -183,7 +183,11 @@ impl Fills {
             Err(e) => Err(e),
         };
         match alone.is_some() {
-            true => self.flash.keep_mtime(file.ino, write)?,
+            true => {
+                let kept = self.flash.keep_mtime(file.ino, write)?;
+                file.state.lock().note_unwritten(&kept);
+                kept.changed?;
+            }
             false => write()?,
         }
         forebay_failpoint::step("data of a fill is on flash");

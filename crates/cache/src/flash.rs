@@ -14,7 +14,7 @@ use forebay_namespace::Namespace;
 use forebay_proto::api::ops::*;
 use forebay_proto::api::{CreateArgs, WriteMode, rename_flags};
 use forebay_proto::control::PathBytes;
-use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result};
+use forebay_proto::{Caller, Cookie, Errno, Ino, ObjectId, Result, Timestamp};
 use forebay_store::objects::{COMPANION, ObjectStat, Objects};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -56,6 +56,17 @@ fn name_of(key: Key) -> Vec<u8> {
 
 fn map_of(ino: Ino) -> ObjectId {
     ObjectId { ino, stripe: COMPANION }
+}
+
+/// A change of data that kept the mtime.
+#[must_use]
+pub(crate) struct Kept {
+    /// What came of it.
+    pub changed: Result<()>,
+    /// The object's ctime before it.
+    pub before: Timestamp,
+    /// The object's ctime after it.
+    pub after: Timestamp,
 }
 
 impl Flash {
@@ -449,12 +460,12 @@ impl Flash {
     }
 
     /// Changes the data in a way that is no write of the file: its mtime stays. Nobody else may write, or set it, meanwhile.
-    pub fn keep_mtime(&self, ino: Ino, change: impl FnOnce() -> Result<()>) -> Result<()> {
-        let mtime = self.stat(ino)?.mtime;
+    pub fn keep_mtime(&self, ino: Ino, change: impl FnOnce() -> Result<()>) -> Result<Kept> {
+        let was = self.stat(ino)?;
         let changed = change();
         // Also after an error: a part of it may be done.
-        self.set_times(ino, None, Some(mtime))?;
-        changed
+        self.set_times(ino, None, Some(was.mtime))?;
+        Ok(Kept { changed, before: was.ctime, after: self.stat(ino)?.ctime })
     }
 
     /// The object itself, for the kernel.

@@ -145,7 +145,7 @@ impl OwnChanges {
             return Ok(());
         }
         // An access time of the data is shown to nobody, and no other call moves the ctime alone.
-        self.flash.set_times(file.ino, Some(forebay_store::clock::stamp()), None)
+        file.set_times(Some(forebay_store::clock::stamp()), None)
     }
 }
 

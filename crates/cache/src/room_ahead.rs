@@ -131,9 +131,11 @@ impl RoomAhead {
             return Ok(0);
         }
         let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-        self.flash.fallocate(file.ino, punch, from, until - from)?;
+        let give = || self.flash.fallocate(file.ino, punch, from, until - from);
         // No write, so no other time of the last one.
-        self.flash.set_times(file.ino, None, Some(object.mtime))?;
+        let kept = self.flash.keep_mtime(file.ino, give)?;
+        state.note_unwritten(&kept);
+        kept.changed?;
         Ok(512 * object.blocks_512.saturating_sub(self.flash.stat(file.ino)?.blocks_512))
     }
 

@@ -2,7 +2,7 @@
 //! per file with exit codes, and nobody reads or writes what they may not.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::buffer::{Buffer, binary, is_raw};
+use forebay_tests::buffer::{Buffer, Kind, binary, is_raw};
 use forebay_tests::on_every_kind;
 use forebay_tests::procs::{self, Cred, as_user, run, try_run};
 use forebay_tests::sys;
@@ -18,6 +18,30 @@ on_every_kind!(
     only_what_one_may,
     full_and_read_only,
 );
+
+/// What is looked at in the mount that the results are to go to would wait for its process, for as long as that is stopped.
+#[test]
+fn a_stage_out_that_does_not_wait_names_the_stopped_process_of_its_destination() {
+    if is_raw() {
+        return;
+    }
+    let [buffer, other] = [64, 64].map(|mib| Buffer::mount(Kind::Tmpfs, mib << 20));
+    let source = buffer.root().join("results");
+    std::fs::write(&source, "results").unwrap();
+    let pid = other.pid();
+    let signal = |number| {
+        // SAFETY: plain numbers: our own daemon.
+        unsafe { libc::kill(pid, number) }
+    };
+    signal(libc::SIGSTOP);
+    let mut command = stage("out", &["--no-wait"], &source, &other.root().join("there"));
+    let (done, said) = procs::try_run_for(&mut command, Duration::from_secs(30));
+    signal(libc::SIGCONT);
+    assert!(!done && said.contains(&format!("its process {pid} is stopped")), "{said}");
+    let plans =
+        run(Command::new(binary()).args(["stage", "status", "--buffer"]).arg(buffer.root()));
+    assert!(plans.is_empty(), "{plans}");
+}
 
 fn stage(direction: &str, args: &[&str], from: &Path, to: &Path) -> Command {
     let mut command = Command::new(binary());

@@ -6,6 +6,7 @@
 
 mod find;
 mod leftover;
+mod renew;
 
 use super::super::clock::Clocks;
 use super::super::counters::Counters;
@@ -218,6 +219,7 @@ impl Publisher {
         state.drained_bytes = 0;
         self.counters.drain_begins();
         state.cut_to = None;
+        state.set_mtime = None;
         state.drain_total_bytes = blocks
             .iter()
             .map(|b| object.size_bytes.saturating_sub(b * BLOCK_BYTES))
@@ -256,18 +258,20 @@ impl Publisher {
                 self.targets.resize_target(file, &target, job.size)?;
             }
             forebay_failpoint::step("dirty data is on the PFS");
-            // Before the fsync: the base has it, also after a power cut of the PFS. A time that it has already would move
-            // the ctime alone.
-            let has_times = job.is_there(&self.pfs.stat_fd(target.as_fd()).map_err(at(look))?);
-            if !has_times {
-                self.set_times(file, &target, job, None)?;
-            }
+            // Before the fsync: the base has it, also after a power cut of the PFS.
+            self.set_times_in_place(file, &target, job)?;
             self.targets.sync_target(&target)?;
             self.prove(file, &target, job, &written, memory)
         })();
+        // From here on the base follows what we change ourselves.
+        let _meta = file.meta.lock();
         let stat = self.pfs.stat_fd(target.as_fd());
         match (written, stat) {
-            (Ok(proof), stat) => Ok((stat.map_err(at(look))?, proof)),
+            (Ok(proof), stat) => {
+                let stat = stat.map_err(at(look))?;
+                self.save(file, |record| record.base = Base::of(&stat))?;
+                Ok((stat, proof))
+            }
             (Err(error), stat) => {
                 // What the PFS has now is ours, as far as it came.
                 if let Ok(stat) = stat {
@@ -278,6 +282,18 @@ impl Publisher {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// The times of a file that was drained into, with `meta` locked: a time that a program sets comes before as a whole, or
+    /// after.
+    fn set_times_in_place(&self, file: &CacheFile, target: &File, job: &Job) -> Outcome<()> {
+        let _meta = file.meta.lock();
+        let stat = self.pfs.stat_fd(target.as_fd()).map_err(at("look at the PFS file"))?;
+        // A time that it has already would move the ctime alone.
+        match job.is_there(&stat) {
+            true => Ok(()),
+            false => self.set_times(file, target, job, None),
         }
     }
 
@@ -317,10 +333,10 @@ impl Publisher {
     ) -> Outcome<()> {
         let spec = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
         let omit = Timespec { tv_sec: 0, tv_nsec: rfs::UTIME_OMIT };
-        let times = Timestamps {
-            last_access: accessed.map_or(omit, spec),
-            last_modification: spec(job.mtime),
-        };
+        // A program may have set another one since.
+        let mtime = file.state.lock().set_mtime.unwrap_or(job.mtime);
+        let times =
+            Timestamps { last_access: accessed.map_or(omit, spec), last_modification: spec(mtime) };
         let set = as_writer(file, || rfs::futimens(target, &times).map_err(errno));
         match set {
             Ok(()) | Err(Errno::EPERM | Errno::EACCES) => Ok(()),
@@ -385,7 +401,7 @@ impl Publisher {
         let done =
             self.fill_temporary(file, found, job, memory, &target, journal).and_then(|proof| {
                 let beside = Beside { dir: &dir, dir_path, temporary: &temporary, name };
-                self.exchange(file, found, &beside, &target).map(|stat| (stat, proof))
+                self.exchange(file, found, &beside, (&target, job)).map(|stat| (stat, proof))
             });
         if done.is_err() {
             let key = self.pfs.stat_fd(target.as_fd()).ok().map(|stat| stat.key);
@@ -437,7 +453,7 @@ impl Publisher {
         file: &Arc<CacheFile>,
         found: &Found,
         beside: &Beside<'_>,
-        target: &File,
+        (target, job): (&File, &Job),
     ) -> Outcome<PfsStat> {
         let _meta = file.meta.lock();
         if file.state.lock().gone {
@@ -454,17 +470,11 @@ impl Publisher {
         self.ownership.tell_keys(file, was, Some(key)).map_err(both)?;
         forebay_failpoint::step("both inodes are the file where the names are");
         let changed = || Failed::conflict("the PFS file was changed by somebody else");
-        // A rename or chmod by us came in between: everything once more with what is so now.
-        let moved = || failed(Errno::EAGAIN, "follow a rename");
-        let now = self.pfs.stat_at(dir.as_fd(), name).map_err(|_| moved())?;
+        let now = self.with_attributes_as_now(file, (found, beside), (target, job))?;
         let base = match found.instead_as {
             Some(_) => Base::of(&found.stat),
             None => file.state.lock().record.base,
         };
-        let attributes = |s: &PfsStat| (s.mode, s.uid, s.gid, s.ctime);
-        if now.key != found.stat.key || attributes(&now) != attributes(&found.stat) {
-            return Err(moved());
-        }
         if !base.holds_data(&now) {
             tracing::warn!(?base, ?now, "changed while it was drained");
             return Err(changed());
@@ -611,7 +621,7 @@ impl Publisher {
         // to what counted before this one.
         state
             .save(&self.flash, file, |record| {
-                record.base = Base::of(stat);
+                // The base is that of the PFS file already, and has followed what we have changed since.
                 record.fetch_limit = limit;
                 record.draining = None;
                 record.resized = resized;

@@ -14,7 +14,7 @@ use forebay_credentials::acting::Who;
 use forebay_proto::Errno;
 use rustix::fs::{self as rfs, Mode, OFlags, XattrFlags};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 fn told(what: &'static str) -> impl Fn(Errno) -> Failed {
@@ -70,19 +70,30 @@ impl Targets {
         target: &File,
         own: &PfsStat,
     ) -> Result<(), Failed> {
-        let refused =
-            |what: &'static str| move |e: Errno| Failed { in_place: true, ..failed(e, what) };
         if let Some(owner) = found.instead_as {
             return self.give_owner(target, owner).map_err(told("give it its owner and mode"));
         }
         let old = self.pfs.open_at(&found.path, OFlags::PATH | OFlags::NOFOLLOW);
         let old = old.map_err(told("look at the PFS file"))?;
-        if (own.uid, own.gid) != (found.stat.uid, found.stat.gid) {
-            let uid = Some(rfs::Uid::from_raw(found.stat.uid));
-            let gid = Some(rfs::Gid::from_raw(found.stat.gid));
+        self.copy_attributes_of(file, (old.as_fd(), &found.stat), target, own)
+    }
+
+    /// The same from an inode that is open, with these attributes.
+    pub(crate) fn copy_attributes_of(
+        &self,
+        file: &CacheFile,
+        (old, stat): (BorrowedFd<'_>, &PfsStat),
+        target: &File,
+        own: &PfsStat,
+    ) -> Result<(), Failed> {
+        let refused =
+            |what: &'static str| move |e: Errno| Failed { in_place: true, ..failed(e, what) };
+        if (own.uid, own.gid) != (stat.uid, stat.gid) {
+            let uid = Some(rfs::Uid::from_raw(stat.uid));
+            let gid = Some(rfs::Gid::from_raw(stat.gid));
             rfs::fchown(target, uid, gid).map_err(errno).map_err(refused("give it its owner"))?;
         }
-        let path = proc_path(old.as_fd(), b"");
+        let path = proc_path(old, b"");
         let names = xattrs_of(&path).map_err(told("list its xattrs"))?;
         for name in &names {
             let value = match grown(|buffer| rfs::getxattr(&path[..], &name[..], buffer)) {
@@ -101,7 +112,7 @@ impl Targets {
                 as_writer(file, remove).map_err(refused("take inherited xattrs off it"))?;
             }
         }
-        let mode = Mode::from_raw_mode(found.stat.mode & 0o7777);
+        let mode = Mode::from_raw_mode(stat.mode & 0o7777);
         let set = || rfs::fchmod(target, mode).map_err(errno);
         as_writer(file, set).map_err(refused("give it its mode"))
     }

@@ -105,15 +105,16 @@ impl Settler {
             }
             let was_open = file.state.lock().locals > 0;
             let before = self.flash.stat(file.ino)?;
+            file.state.lock().sums_begin(&before);
             // Else what is written now could get the times that it has already, where the kernel's grain is coarse.
             let would_show = !was_open || self.clocks.has_passed(before.mtime);
             let entries = self.checksums(file, before.size_bytes, sums)?;
+            forebay_failpoint::step("a whole file is read for its checksums");
             let _meta = file.meta.lock();
             let _gate = file.gate.write();
             let after = self.flash.stat(file.ino)?;
             let mut state = file.state.lock();
-            let same = (before.size_bytes, before.mtime, before.ctime)
-                == (after.size_bytes, after.mtime, after.ctime);
+            let same = state.sums_end(&after);
             let closed = state.locals == 0;
             // One that was cut meanwhile: checksums of what is gone would vouch for it.
             let is_cut = after.size_bytes < before.size_bytes;

@@ -41,8 +41,12 @@ impl Space {
         forebay_failpoint::step("a block is off the map");
         let punch = || self.flash.punch(file.ino, around);
         match state.record.is_dirty() {
-            // The object's mtime is the file's, and this is no write.
-            true => self.flash.keep_mtime(file.ino, punch),
+            // The object's times are the file's, and this is no write.
+            true => {
+                let kept = self.flash.keep_mtime(file.ino, punch)?;
+                state.note_unwritten(&kept);
+                kept.changed
+            }
             false => punch(),
         }
     }

@@ -122,31 +122,36 @@ fn what_is_punched_or_cut_while_it_is_fetched_is_gone() {
 
 /// The object of a dirty file has the file's mtime, and a program may have read ahead before it wrote.
 #[test]
-fn a_fetch_and_an_eviction_do_not_move_the_mtime_of_what_is_written() {
+fn a_fetch_and_an_eviction_do_not_move_the_times_of_what_is_written() {
     let rig = Rig::new(64 * MIB);
     let cache = rig.open();
     let (handle, file, mut data) = sixteen_blocks(&rig, &cache);
     let at = 12 * BLOCK_BYTES;
     let written = pattern(2, BLOCK_BYTES as usize);
     let mtime = || cache.fs.getattr(handle.ino).unwrap().mtime;
+    let ctime = || cache.fs.getattr(handle.ino).unwrap().ctime;
     // What the kernel stamps next has another time, also before Linux 6.13.
     let a_tick = || std::thread::sleep(Duration::from_millis(25));
-    let seen = std::thread::scope(|scope| {
+    let (seen, changed) = std::thread::scope(|scope| {
         let fetch = Slow::fetch(scope, &cache.fs, &file, 0..8);
         fetch.has_read.recv().unwrap();
         handle.write(at, &written).unwrap();
-        let seen = mtime();
+        let seen = (mtime(), ctime());
         a_tick();
         fetch.end();
         seen
     });
     data[at as usize..][..written.len()].copy_from_slice(&written);
     assert!(file.state.lock().all_here(0, 8 * BLOCK_BYTES), "fetched");
-    assert_eq!(mtime(), seen, "a fetch is no write");
+    assert_eq!((mtime(), ctime()), (seen, changed), "a fetch is no write");
     a_tick();
     cache.fs.stack.space.evict_segment(file.ino, 0, Duration::from_secs(10)).unwrap();
     assert!(!file.state.lock().here(0), "evicted");
-    assert_eq!(mtime(), seen, "an eviction is no write");
+    assert_eq!((mtime(), ctime()), (seen, changed), "an eviction is no write");
+    a_tick();
+    handle.write(at, &written).unwrap();
+    assert!(mtime() > seen && ctime() > changed, "a write moves both");
+    let seen = mtime();
     assert!(cache.flush("/").is_durable());
     assert_eq!(mtime(), seen, "a drain is no write");
     let on_pfs = std::fs::metadata(rig.pfs("in")).unwrap();

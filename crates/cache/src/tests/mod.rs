@@ -15,6 +15,7 @@ mod model;
 mod moves;
 mod nameless;
 mod powercut;
+mod renewed;
 mod room;
 mod sides;
 

@@ -19,7 +19,7 @@ use crate::failure::{EXIT_FAILED, EXIT_OK, Outcome, print_json, visible};
 use crate::said;
 use crate::servers::{BufferPath, ServedStaging};
 use anyhow::Context;
-use forebay_client::{Control, MountRef, locate, locate_source};
+use forebay_client::{Control, MountRef, locate, locate_source, mount_above, server_process};
 use forebay_proto::PlanId;
 use forebay_proto::control::{
     ControlError, Direction, PathBytes, PlanState, PlanStatus, StageOptions, StageSpec,
@@ -38,6 +38,10 @@ const LINE_EVERY: Duration = Duration::from_secs(1);
 const DRAWS_PER_S: u8 = 200;
 /// A plan that waits for one of its servers for so long says so: some are just busy.
 const WAITED_FOR_TOLD: Duration = Duration::from_secs(2);
+/// Longest that a command with --no-wait waits for the stopped process of the mount that the PFS's path lies in, and the pause
+/// between two looks at it.
+const STOPPED_WAIT: Duration = Duration::from_secs(5);
+const STOPPED_PAUSE: Duration = Duration::from_millis(100);
 /// Characters of a bar.
 const BAR_CELLS: usize = 16;
 /// Most errors of files that are printed; the plan's status has more.
@@ -66,6 +70,9 @@ fn copy(direction: Direction, args: &StageCopyArgs, options: StageOptions) -> Ou
         Direction::In => (&args.source, &args.destination),
         Direction::Out => (&args.destination, &args.source),
     };
+    if args.no_wait {
+        await_running(pfs)?;
+    }
     let (mut stager, buffer_path) = match BufferPath::parse(buffer.as_os_str()) {
         Some(place) => {
             let served = ServedStaging::connect(&args.at, &place.name)?;
@@ -102,6 +109,18 @@ fn copy(direction: Direction, args: &StageCopyArgs, options: StageOptions) -> Ou
         return Ok(EXIT_FAILED);
     }
     follow(&mut stager, &[started.plan], args.json)
+}
+
+/// What is looked at in another mount waits for its process. ETIMEDOUT, with its name, if that is stopped and stays so.
+fn await_running(path: &Path) -> Result<(), ControlError> {
+    let Some(mount) = mount_above(path) else { return Ok(()) };
+    let until = Instant::now() + STOPPED_WAIT;
+    loop {
+        match server_process::must_run("ask the server of", &mount.store_dir) {
+            Err(_) if Instant::now() < until => std::thread::sleep(STOPPED_PAUSE),
+            done => return done,
+        }
+    }
 }
 
 /// What to write instead, for what looks like a path of a buffer at a server and is none.

@@ -97,6 +97,24 @@ impl Listed {
         listed
     }
 
+    /// Its job cannot be finished: somebody has deleted the job's directory.
+    fn name_deleted(&mut self, dir: &Path) {
+        let Some(point) = &self.mount_point else { return };
+        let store = as_path(&self.store);
+        let flash = store.parent().map(|flash| bytes_of(flash).shell_word()).unwrap_or_default();
+        let flag = match forebay_cache::is_cache(store) {
+            true => "--discard-dirty",
+            false => "--destroy",
+        };
+        self.why = Some(format!(
+            "the directory of its job, {}, was deleted, and with it the record to finish the job by: \
+             `forebay umount {flag} --flash {flash} {}` destroys the buffer, and the next `forebay run` on that flash \
+             directory forgets the job",
+            dir.display(),
+            point.shell_word()
+        ));
+    }
+
     fn has_job(&self) -> bool {
         self.resume.is_some() || self.discard.is_some()
     }
@@ -391,6 +409,12 @@ fn name_left_jobs(places: &[PathBuf], listed: &mut Vec<Listed>) {
             None if job.is_over() => listed.push(Listed::of_job(&job)),
             None => {}
         }
+    }
+    for dir in &found.deleted {
+        let is_in_it = |point: &PathBytes| as_path(point).starts_with(dir);
+        let kept = listed.iter_mut().filter(|entry| entry.state == "kept" && !entry.has_job());
+        let of_job = kept.filter(|entry| entry.mount_point.as_ref().is_some_and(is_in_it));
+        of_job.for_each(|entry| entry.name_deleted(dir));
     }
     // With --work-dir a job's directory lies elsewhere, and its buffer is mounted in it: where no flash directory says so.
     let beside = |entry: &Listed| -> Option<LeftOver> {

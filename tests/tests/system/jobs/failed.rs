@@ -325,6 +325,30 @@ fn a_job_is_discarded_on_flash_that_others_have_filled_to_the_last_byte() {
 }
 
 #[test]
+fn a_buffer_whose_job_has_no_directory_any_more_is_listed_with_what_ends_it() {
+    let place = Place::new();
+    let record = left_elsewhere(&place);
+    let dir = PathBuf::from(&record).parent().unwrap().to_path_buf();
+    fs::remove_dir_all(&dir).unwrap();
+    let mut status = Command::new(binary());
+    let listed = procs::run(status.args(["status", "--json", "--flash"]).arg(place.flash()));
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    // Mounts of others may be there.
+    let is_its = |entry: &&Value| {
+        entry["mount_point"].as_str().is_some_and(|point| point.starts_with(dir.to_str().unwrap()))
+    };
+    let kept = listed["buffers"].as_array().unwrap().iter().find(is_its).unwrap();
+    assert_eq!(kept["state"], "kept", "{listed}");
+    let why = kept["why"].as_str().unwrap();
+    assert!(why.contains(&format!("{}, was deleted", dir.display())), "{why}");
+    // The command that is told, as it is printed.
+    let printed = why.split('`').nth(1).unwrap();
+    procs::run(Command::new(binary()).args(printed.split(' ').skip(1)));
+    place.run(&place.script(&[STRIPED], "true"), &[]).expect(0);
+    place.assert_clean();
+}
+
+#[test]
 fn a_job_whose_directory_lies_elsewhere_is_pointed_out_as_well() {
     let place = Place::new();
     let run = |script: PathBuf| {
