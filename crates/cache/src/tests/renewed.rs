@@ -1,6 +1,7 @@
 //! Attributes that change while a file drains: they are on the PFS at its end, and no data goes there twice.
 
 use super::*;
+use crate::file::CacheFile;
 use forebay_failpoint::kill::HOOK;
 use forebay_proto::attr::{SetAttr, SetTime, Timestamp};
 use std::os::unix::fs::MetadataExt;
