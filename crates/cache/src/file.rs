@@ -8,6 +8,7 @@
 //! Invariant: an entry in memory is never better than on flash: changes are written first.
 
 use super::flash::{Flash, Kept};
+use super::kept_sums::{self, KeptSums, SUMS_LEAST, Visit};
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, SyncState};
 use super::space::WAIT;
@@ -145,6 +146,8 @@ pub(crate) struct FileState {
 /// One cached file. It holds a reference to its inode on flash.
 pub(crate) struct CacheFile {
     flash: Arc<Flash>,
+    sums: Arc<KeptSums>,
+    visit: Visit,
     /// Its inode on flash.
     pub ino: Ino,
     number: AtomicU64,
@@ -165,14 +168,20 @@ pub(crate) struct CacheFile {
 impl CacheFile {
     /// With what is on flash.
     /// The reference to `ino` is its own from now on, also if this fails.
-    pub fn new(flash: &Arc<Flash>, ino: Ino, number: Ino, record: Record) -> Result<CacheFile> {
+    pub fn new(
+        (flash, sums): (&Arc<Flash>, &Arc<KeptSums>),
+        ino: Ino,
+        number: Ino,
+        record: Record,
+    ) -> Result<CacheFile> {
         let matters = record.is_dirty() && !record.whole && record.lost_bytes.is_none();
         let map_gone = matters && flash.map_is_gone(ino);
-        let map = match map_gone {
+        let mut map = match map_gone {
             true => BlockMap::default(),
             false => BlockMap::load(|offset, buffer| flash.read_map(ino, offset, buffer, matters))
                 .inspect_err(|_| flash.release(ino))?,
         };
+        let visit = know_again(sums, flash, ino, &record, &mut map);
         let seen_bytes = match record.is_dirty() {
             true => map.vouched_bytes(),
             false => record.base.size,
@@ -218,6 +227,8 @@ impl CacheFile {
         };
         Ok(CacheFile {
             flash: Arc::clone(flash),
+            sums: Arc::clone(sums),
+            visit,
             ino,
             number: AtomicU64::new(number.0),
             gate: RwLock::new(()),
@@ -284,6 +295,27 @@ impl CacheFile {
     }
 }
 
+/// A file comes into memory: what was known of its blocks when it left is known again.
+fn know_again(
+    sums: &KeptSums,
+    flash: &Flash,
+    ino: Ino,
+    record: &Record,
+    map: &mut BlockMap,
+) -> Visit {
+    let (visit, kept) = sums.come(ino);
+    let is_same = |kept: &kept_sums::Kept| {
+        let is_its = !record.is_dirty() && kept.key == record.key;
+        is_its
+            && kept.map_digest == map.digest()
+            && flash.stat(ino).is_ok_and(|object| kept.object == seen(&object))
+    };
+    if let Some(kept) = kept.filter(is_same) {
+        map.know_sums(kept.sums);
+    }
+    visit
+}
+
 /// Blocks that are not evicted as long as it lives: else fetching the last block of a write could
 /// evict its first one, for ever.
 pub(crate) struct Held<'a> {
@@ -341,8 +373,28 @@ impl Drop for Held<'_> {
     }
 }
 
+impl CacheFile {
+    /// What is known of its blocks as it leaves memory. `None` of a file that is dirty or gone, and where it is nothing.
+    fn known(&mut self) -> Option<kept_sums::Kept> {
+        let state = self.state.get_mut();
+        let is_out = state.record.is_dirty() || state.gone || state.forgotten;
+        if is_out || state.map.present() < SUMS_LEAST {
+            return None;
+        }
+        let sums = state.map.known_sums();
+        if sums.is_empty() {
+            return None;
+        }
+        let object = seen(&self.flash.stat(self.ino).ok()?);
+        let (key, map_digest) = (state.record.key, state.map.digest());
+        Some(kept_sums::Kept { key, object, map_digest, sums })
+    }
+}
+
 impl Drop for CacheFile {
     fn drop(&mut self) {
+        let known = self.known();
+        self.sums.leave(self.ino, self.visit, known);
         self.flash.release(self.ino);
     }
 }

@@ -25,6 +25,7 @@ mod filling;
 mod fills;
 mod flash;
 mod intents;
+mod kept_sums;
 mod lost;
 mod map;
 mod mapped;

@@ -9,9 +9,11 @@
 //!
 //! A CRC finds damage, but does not tell whether a block was changed: where data ends with its own CRC32C, as in ext4's superblock
 //! and directories, other data of this kind in its place leaves the CRC of the block as it was. So blocks that the PFS has, too, have
-//! an XXH3, in memory only: after a restart, what a kernel has written since counts as changed. It is made when a block comes from
-//! the PFS or drains, from the same read. A dirty block needs none, so that writers pay for one pass over their data only.
+//! an XXH3, in memory only ([`super::kept_sums`] while the file is in nobody's): after a restart, what a kernel has written since counts
+//! as changed. It is made when a block comes from the PFS or drains, from the same read. A dirty block needs none, so that writers
+//! pay for one pass over their data only.
 
+use super::kept_sums::Sums;
 use forebay_proto::Result;
 use std::collections::BTreeMap;
 
@@ -79,6 +81,11 @@ impl Entry {
     /// What tells of which content it is.
     fn content(&self) -> (u32, u32, u8) {
         (self.crc, self.len, self.bits & (bits::PRESENT | bits::OPEN))
+    }
+
+    /// True for a block that the PFS has as this says.
+    pub fn is_clean(&self) -> bool {
+        self.bits & (bits::PRESENT | bits::DIRTY | bits::OPEN) == bits::PRESENT
     }
 
     /// True if all of `wanted` are set.
@@ -210,6 +217,40 @@ impl BlockMap {
         self.contents
     }
 
+    /// What is known of the XXH3 of clean blocks.
+    pub fn known_sums(&self) -> Sums {
+        let mut runs: Vec<(u64, Vec<u64>)> = Vec::new();
+        for (block, entry) in self.blocks().filter(|(_, e)| e.is_clean() && e.xxh3 != 0) {
+            match runs.last_mut() {
+                Some((first, run)) if *first + run.len() as u64 == block => run.push(entry.xxh3),
+                _ => runs.push((block, vec![entry.xxh3])),
+            }
+        }
+        runs.into_iter().map(|(first, run)| (first, run.into_boxed_slice())).collect()
+    }
+
+    /// Makes it known again, in a map with the same [`BlockMap::digest`].
+    pub fn know_sums(&mut self, sums: Sums) {
+        for (first, run) in sums {
+            for (block, xxh3) in (first..).zip(run.iter().copied()) {
+                let entry = self.get(block);
+                if entry.is_clean() {
+                    self.set(block, Entry { xxh3, ..entry });
+                }
+            }
+        }
+    }
+
+    /// Tells it from maps that say something else on flash.
+    pub fn digest(&self) -> u64 {
+        let mut digest = xxhash_rust::xxh3::Xxh3::new();
+        for (block, entry) in self.blocks() {
+            digest.update(&block.to_le_bytes());
+            digest.update(&entry.pack().to_le_bytes());
+        }
+        digest.digest()
+    }
+
     /// The blocks with an entry, in order.
     pub fn blocks(&self) -> impl Iterator<Item = (u64, Entry)> + '_ {
         self.blocks_with_entries(0)
@@ -318,6 +359,34 @@ mod tests {
         assert_eq!(map.blocks().next(), Some((5, known.with(bits::DIRTY))));
         map.set(5, Entry { xxh3: 0, ..known });
         assert!(!map.get(5).surely_is(b"known") && map.get(5).may_be(b"known"));
+    }
+
+    #[test]
+    fn what_is_known_of_clean_blocks_is_known_again_in_the_same_map() {
+        let mut map = BlockMap::default();
+        let data = |block: u64| block.to_le_bytes();
+        let (clean, dirty) = ([1, 2, 3, 7, CHUNK - 1, CHUNK, 3 * CHUNK], 4);
+        for block in clean {
+            map.set(block, Entry::of(&data(block)));
+        }
+        map.set(dirty, Entry::of(&data(dirty)).with(bits::DIRTY));
+        map.set(9, Entry::with_crc(b"of nobody knows what"));
+        // As it is read from flash.
+        let mut again = BlockMap::default();
+        map.blocks().for_each(|(block, entry)| again.set(block, Entry::unpack(entry.pack())));
+        assert_eq!(again.digest(), map.digest());
+        assert!(!again.get(1).surely_is(&data(1)) && again.known_sums().is_empty());
+        let contents = again.contents();
+        again.know_sums(map.known_sums());
+        assert!(clean.iter().all(|block| again.get(*block).surely_is(&data(*block))));
+        assert!([dirty, 9].iter().all(|block| again.get(*block).xxh3 == 0));
+        assert_eq!((again.known_sums(), again.contents()), (map.known_sums(), contents));
+        for entry in [Entry::default(), Entry::of(&data(8)), map.get(7).with(bits::DIRTY)] {
+            again.set(7, entry);
+            assert_ne!(again.digest(), map.digest(), "{entry:?}");
+        }
+        again.set(7, map.get(7));
+        assert_eq!(again.digest(), map.digest());
     }
 
     #[test]

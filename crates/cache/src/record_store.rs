@@ -7,6 +7,7 @@ use super::clock::Clocks;
 use super::events::Events;
 use super::file::{CacheFile, FileState};
 use super::flash::Flash;
+use super::kept_sums::KeptSums;
 use super::nodes::Nodes;
 use super::parts::Parts;
 use super::pfs::{Key, PfsStat};
@@ -29,6 +30,8 @@ pub(crate) struct RecordStore {
     nodes: Arc<Nodes>,
     clocks: Arc<Clocks>,
     events: Arc<Events>,
+    /// What is known of those that are not.
+    pub(crate) sums: Arc<KeptSums>,
     /// Cached files that are in memory, by their inode on flash.
     loaded: Mutex<HashMap<Ino, Weak<CacheFile>>>,
     /// There has been a conflict since the start, or from before it: until then nobody looks for one by its path.
@@ -43,6 +46,7 @@ impl RecordStore {
             nodes: parts.nodes.clone(),
             clocks: parts.clocks.clone(),
             events: parts.events.clone(),
+            sums: Arc::default(),
             loaded: Mutex::default(),
             had_conflict: AtomicBool::new(false),
         }
@@ -138,7 +142,7 @@ impl RecordStore {
         if record.state == record::SyncState::Conflict {
             self.had_conflict.store(true, Ordering::Release);
         }
-        let file = Arc::new(CacheFile::new(&self.flash, ino, number, record)?);
+        let file = Arc::new(CacheFile::new((&self.flash, &self.sums), ino, number, record)?);
         if loaded.len() == loaded.capacity() {
             loaded.retain(|_, weak| weak.strong_count() > 0);
         }

@@ -24,6 +24,7 @@ forebay_tests::on_both_kinds!(
     a_wait_ends_when_what_was_written_before_is_on_the_pfs_also_of_open_files,
     what_is_stored_into_a_mapping_after_the_close_is_drained,
     records_that_end_with_their_own_crc_are_drained,
+    of_a_drained_file_that_is_opened_again_only_what_is_changed_drains,
     warm_tells_what_is_on_flash_and_what_did_not_fit,
     served_writers_of_more_than_the_buffer_wait_and_never_see_enospc,
     a_flash_that_kernels_filled_to_the_last_page_drains,
@@ -78,6 +79,33 @@ fn records_that_end_with_their_own_crc_are_drained(kind: Kind) {
     expected[..record.len()].copy_from_slice(&record);
     site.must_be_durable();
     assert!(std::fs::read(site.pfs("f")).unwrap() == expected, "after a kill");
+    let (ok, said) = site.umount(&[]);
+    assert!(ok, "{said}");
+}
+
+/// The kernel of a mount of a server is asked to forget a file after each close and each drain.
+fn of_a_drained_file_that_is_opened_again_only_what_is_changed_drains(kind: Kind) {
+    let site = Site::mounted_as(kind, 256 * MIB, &[]);
+    let drained = || site.status(&site.mnt(""))["cache"]["drained_bytes"].as_u64().unwrap();
+    let mut expected = pattern(1, 16 * MIB as usize);
+    std::fs::write(site.mnt("f"), &expected).unwrap();
+    site.must_be_durable();
+    for round in 1..4 {
+        // It forgets it.
+        std::thread::sleep(Duration::from_millis(500));
+        let before = drained();
+        let piece = pattern(round, MIB as usize);
+        let at = u64::from(round) * 4 * MIB;
+        let file = File::options().read(true).write(true).open(site.mnt("f")).unwrap();
+        file.write_all_at(&piece, at).unwrap();
+        drop(file);
+        expected[at as usize..][..piece.len()].copy_from_slice(&piece);
+        site.must_be_durable();
+        let bytes = drained() - before;
+        // A drain may come while it is written, and after it.
+        assert!((MIB..=2 * MIB).contains(&bytes), "round {round}: {bytes} bytes");
+        assert!(std::fs::read(site.pfs("f")).unwrap() == expected, "round {round}");
+    }
     let (ok, said) = site.umount(&[]);
     assert!(ok, "{said}");
 }

@@ -318,13 +318,14 @@ fn dense_data_has_large_pages_beside_sparse_files() {
         at = (at + (1 << 20)) % (512 << 20);
         assert!(start.elapsed() < Duration::from_secs(20), "small pages after {at} bytes");
     }
-    // A sparse file that nobody writes to any more, beside one that is written. (While nothing is, the kind of pages is all one.)
+    // A sparse file that nobody writes to any more, beside one that is written. (While nothing is, or little and seldom, the kind of
+    // pages is all one.)
     write_sparse(&buffer, "sparse", 2048 << 20, 0..20);
     let start = Instant::now();
     while !has_large_pages(&buffer) {
         assert_eq!(sys::write(&appended, b"x"), Ok(1));
         assert!(start.elapsed() < Duration::from_secs(20), "small pages for ever");
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 

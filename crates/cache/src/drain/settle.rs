@@ -40,11 +40,6 @@ pub(crate) enum Settled {
     OpenAndUntouched,
 }
 
-/// True for a block that the PFS has as its entry says.
-fn is_clean(entry: &Entry) -> bool {
-    entry.bits & (bits::PRESENT | bits::DIRTY | bits::OPEN) == bits::PRESENT
-}
-
 /// Tells of which blocks the PFS has zeros. It makes the checksum of zeros once for each length in a row.
 #[derive(Default)]
 struct Zeros {
@@ -57,7 +52,7 @@ impl Zeros {
     /// Whether it is known that the PFS has zeros in a block with this entry.
     fn are_on_pfs(&mut self, entry: &Entry) -> bool {
         let this = (entry.len, entry.xxh3);
-        if !is_clean(entry) || entry.xxh3 == 0 {
+        if !entry.is_clean() || entry.xxh3 == 0 {
             return false;
         }
         if self.known != Some(this) {
@@ -213,7 +208,7 @@ impl Settler {
             let got = self.flash.read(file.ino, start, &mut buffer[..length])?;
             let now = &buffer[..got];
             let old = file.state.lock().map.get(block);
-            if !(is_clean(&old) && old.surely_is(now)) {
+            if !(old.is_clean() && old.surely_is(now)) {
                 push(block, Entry::with_crc(now).with(bits::DIRTY));
             }
             block += 1;

@@ -9,6 +9,7 @@ mod fills;
 mod forgotten;
 mod full;
 mod held;
+mod kept_sums;
 mod kill;
 mod lost;
 mod model;

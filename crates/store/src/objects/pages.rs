@@ -18,8 +18,9 @@
 //! * It is switched back when nobody has written to such a file for [`QUIET`], or what was written there is dense.
 //!   Then large pages have a bound in bytes ([`PASS_SHARE`]), after which [`PROBE_BYTES`] of small ones show again
 //!   whether it still is: in small pages, and only there, SEEK_HOLE tells what was written.
-//! * While nobody writes to any file, and one with holes beyond the allowance is open, pages are small, too: stores into a mapping
-//!   of it are told by nobody, and nobody has to look for them so. The first call or write changes that.
+//! * While nobody writes to any file, but for little that is written seldom, and one with holes beyond the allowance is open, pages are small,
+//!   too: stores into a mapping of it are told by nobody, and nobody has to look for them so. The first write to another file, the second one
+//!   of a burst, or one of more than a large page changes that.
 //!
 //! A buffer smaller than [`LARGE_FROM_BYTES`] has small pages only: it could be full before a look.
 //!
@@ -33,6 +34,7 @@
 mod allowance;
 mod on_time;
 mod pace;
+mod state;
 mod watch;
 
 use super::{ObjectName, ObjectStat, Objects, err};
@@ -43,7 +45,7 @@ use pace::Facts;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{self as rfs, SeekFrom};
 use rustix::mount::{MountFlags, mount_remount};
-use std::collections::{HashMap, VecDeque};
+use state::{Opened, State, Suspect, Verdict, Watched, Written};
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -100,203 +102,6 @@ const WATCHES_TIMES_MOST: u32 = 5;
 /// seldom than this is always watched.
 const ACTIVE: Duration = Duration::from_millis(20);
 
-/// What of a file is written: bytes, and large pages that they touch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Written {
-    bytes: u64,
-    pages: u64,
-}
-
-/// How far a file has come.
-#[derive(Clone, Copy, Debug)]
-enum Verdict {
-    /// Its holes fit into the allowance: large pages. It had `from_bytes` when that began.
-    Allowed { from_bytes: u64 },
-    /// It gets small pages, and was not looked at yet.
-    New,
-    /// It gets small pages. It had `from_bytes` when it was looked at; `before` is what was written then, `None` if it had too many
-    /// runs to count.
-    Open { from_bytes: u64, before: Option<Written> },
-    /// It was dense: large pages until it has so many bytes.
-    Dense { until_bytes: u64 },
-}
-
-/// A file with holes.
-#[derive(Debug)]
-struct Suspect {
-    id: ObjectId,
-    bytes: u64,
-    grown_at: Instant,
-    /// When it grew last, or was written at all after a quiet time.
-    active_at: Instant,
-    watch: Option<Watch>,
-    /// When it had been written last, as far as it was known, as that watch or the one before began.
-    written_at: Instant,
-    /// Its last write that was told came long after the one before ([`pace::is_seldom`]), and no call since.
-    is_seldom: bool,
-    /// When it was looked last whether somebody has it open.
-    seen_open_at: Instant,
-    verdict: Verdict,
-    /// What it may have in large pages the next time that it is dense.
-    pass_bytes: u64,
-    /// What is written before it is judged again.
-    probe_bytes: u64,
-}
-
-impl Suspect {
-    /// Its holes fit into the allowance, and the kernel tells its next write: it need not be looked at.
-    fn is_told_of(&self) -> bool {
-        self.watch.is_some()
-            && matches!(self.verdict, Verdict::Allowed { .. })
-            && self.grown_at.elapsed() >= QUIET
-    }
-
-    /// It is written, and has to be looked at closely. The kernel tells the next write to one that is written seldom; but stores into
-    /// a mapping are told by nobody, and of a dense one they may get large pages.
-    fn is_active(&self, now: Instant) -> bool {
-        let is_told = self.is_seldom && self.watch.is_some();
-        let is_dense = matches!(self.verdict, Verdict::Dense { .. });
-        now.saturating_duration_since(self.active_at) < ACTIVE && (is_dense || !is_told)
-    }
-
-    /// True if it wants small pages.
-    fn is_small(&self) -> bool {
-        matches!(self.verdict, Verdict::New | Verdict::Open { .. })
-    }
-}
-
-/// A file that is written, or was opened for that just now, without holes when it was looked at last.
-#[derive(Debug)]
-struct Opened {
-    id: ObjectId,
-    /// What it had then; `None` if that is not known.
-    bytes: Option<u64>,
-    active_at: Instant,
-    /// It was just told of, long after the write before: the kernel is to tell the next one, too.
-    is_seldom: bool,
-}
-
-/// One that was not written lately, or never; dropped when nobody has it open any more.
-#[derive(Debug)]
-struct WatchedFile {
-    bytes: u64,
-    watch: Watch,
-    /// When it had been written or opened last, as far as it was known, as that watch began.
-    written_at: Instant,
-    seen_open_at: Instant,
-}
-
-/// All of those, at most [`WATCHED_MAX`].
-#[derive(Default)]
-struct Watched {
-    files: HashMap<ObjectId, WatchedFile>,
-    of_watch: HashMap<Watch, ObjectId>,
-}
-
-impl Watched {
-    fn has(&self, id: ObjectId) -> bool {
-        self.files.contains_key(&id)
-    }
-
-    fn len(&self) -> usize {
-        self.files.len()
-    }
-
-    fn put(&mut self, id: ObjectId, bytes: u64, watch: Watch, written_at: Instant) {
-        self.of_watch.insert(watch, id);
-        let file = WatchedFile { bytes, watch, written_at, seen_open_at: Instant::now() };
-        if let Some(before) = self.files.insert(id, file)
-            && before.watch != watch
-        {
-            self.of_watch.remove(&before.watch);
-        }
-    }
-
-    fn take(&mut self, id: ObjectId) -> Option<WatchedFile> {
-        let file = self.files.remove(&id)?;
-        self.of_watch.remove(&file.watch);
-        Some(file)
-    }
-
-    fn take_by(&mut self, watch: Watch) -> Option<(ObjectId, WatchedFile)> {
-        let id = *self.of_watch.get(&watch)?;
-        self.take(id).map(|file| (id, file))
-    }
-}
-
-#[derive(Default)]
-struct State {
-    suspects: Vec<Suspect>,
-    allowance: Allowance,
-    opened: VecDeque<Opened>,
-    watched: Watched,
-    /// Opened while `opened` was full; until each was looked at all pages are small.
-    waiting: VecDeque<ObjectId>,
-    /// A file found no place in the lists: all pages are small until they are half empty.
-    crowded: bool,
-    /// When a call or a write was heard of last, or a file was found to have grown.
-    busy_at: Option<Instant>,
-    /// That may still begin, and since when.
-    watches_left: u32,
-    watches_since: Option<Instant>,
-    small: bool,
-    /// The thread waits, and no file was being written.
-    resting: bool,
-    stopping: bool,
-}
-
-impl State {
-    /// True if a file is written, or was opened just now.
-    fn is_active(&self, now: Instant) -> bool {
-        let is_active = |at: Instant| now.saturating_duration_since(at) < ACTIVE;
-        self.opened.iter().any(|file| is_active(file.active_at))
-            || self.suspects.iter().any(|suspect| suspect.is_active(now))
-    }
-
-    /// Since anything was written, or opened for that, as far as it is known.
-    fn quiet_for(&self, now: Instant) -> Duration {
-        let last = self.suspects.iter().map(|suspect| suspect.active_at).chain(self.busy_at).max();
-        last.map_or(Duration::MAX, |last| now.saturating_duration_since(last))
-    }
-
-    /// Some file has more holes than it is allowed.
-    fn has_costly_holes(&self) -> bool {
-        self.suspects.iter().any(|suspect| !matches!(suspect.verdict, Verdict::Allowed { .. }))
-    }
-
-    /// A watched file was written, or is gone: it is looked at, and watched again if that was long after the write before, or
-    /// else looked at closely from now on.
-    fn heard(&mut self, watch: Watch, now: Instant) -> Option<ObjectId> {
-        let is_seldom =
-            |written_at: Instant| pace::is_seldom(now.saturating_duration_since(written_at));
-        if let Some((id, WatchedFile { bytes, written_at, .. })) = self.watched.take_by(watch) {
-            let is_seldom = is_seldom(written_at);
-            self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now, is_seldom });
-            self.busy_at = Some(now);
-            return Some(id);
-        }
-        let suspect = self.suspects.iter_mut().find(|s| s.watch == Some(watch))?;
-        suspect.watch = None;
-        suspect.active_at = now;
-        suspect.is_seldom = is_seldom(suspect.written_at);
-        Some(suspect.id)
-    }
-
-    /// More watches may begin, after a time.
-    fn allow_watches(&mut self, now: Instant) {
-        let since = self.watches_since.map_or(ACTIVE, |since| now.saturating_duration_since(since));
-        if since < ACTIVE {
-            return;
-        }
-        let times = match self.is_active(now) {
-            true => 1,
-            false => (since.as_millis() / ACTIVE.as_millis()).min(WATCHES_TIMES_MOST.into()) as u32,
-        };
-        self.watches_since = Some(now);
-        self.watches_left = WATCHES_MAX * times;
-    }
-}
-
 /// The choice for one store.
 #[derive(Default)]
 pub(super) struct Pages {
@@ -315,6 +120,7 @@ impl Pages {
         Facts {
             is_active: state.is_active(now),
             quiet_for: state.quiet_for(now),
+            calm_for: state.calm_for(now),
             is_to_count: state.allowance.to_count().is_some(),
             is_small: state.small,
             is_untold: !opened.is_empty()
@@ -416,8 +222,11 @@ impl Objects {
         }
         let now = Instant::now();
         let mut state = self.pages.state.lock();
-        self.note_busy(&mut state, now);
-        if state.suspects.iter().any(|suspect| suspect.id == id) || state.watched.has(id) {
+        let suspect = state.suspects.iter().find(|suspect| suspect.id == id);
+        let is_listed = suspect.is_some() || state.watched.has(id);
+        let is_told = state.watched.has(id) || suspect.is_some_and(|known| known.watch.is_some());
+        self.note_busy(&mut state, now, is_told);
+        if is_listed {
             return;
         }
         if let Some(known) = state.opened.iter_mut().find(|file| file.id == id) {
@@ -438,11 +247,16 @@ impl Objects {
         self.wake(&mut state);
     }
 
-    /// Somebody writes, or is about to: after a quiet time pages may be large again, and the thread looks.
-    fn note_busy(&self, state: &mut State, now: Instant) {
-        let was_quiet = state.quiet_for(now) >= QUIET;
+    /// Somebody writes, or is about to: after a quiet time pages may be large again, and the thread looks. `is_told`: the kernel
+    /// tells that write, too, and then it shows whether it is one of few.
+    fn note_busy(&self, state: &mut State, now: Instant, is_told: bool) {
         state.busy_at = Some(now);
-        if was_quiet {
+        if is_told {
+            return;
+        }
+        let was_calm = pace::is_calm(state.calm_for(now));
+        state.lively_at = Some(now);
+        if was_calm {
             self.choose(state);
             self.wake(state);
         }
@@ -461,7 +275,7 @@ impl Objects {
             return;
         }
         match self.stat(id) {
-            Ok(stat) if has_hole(&stat) => self.has_holes(id, &stat),
+            Ok(stat) if has_hole(&stat) => self.has_holes(id, &stat, true),
             Ok(stat) => self.may_be_written(id, Some(allocated(&stat))),
             // Who opens it is told.
             Err(_) => {}
@@ -476,24 +290,31 @@ impl Objects {
         if let Ok(stat) = self.stat(id)
             && has_hole(&stat)
         {
-            self.has_holes(id, &stat);
+            self.has_holes(id, &stat, false);
         }
     }
 
-    fn has_holes(&self, id: ObjectId, stat: &ObjectStat) {
+    fn has_holes(&self, id: ObjectId, stat: &ObjectStat, is_open: bool) {
         let mut state = self.pages.state.lock();
-        self.suspect(&mut state, id, stat, 0);
+        self.suspect(&mut state, id, stat, (0, is_open));
         self.wake(&mut state);
     }
 
-    /// A file has holes. It has got `unseen_bytes` since it had none, perhaps in large pages.
-    fn suspect(&self, state: &mut State, id: ObjectId, stat: &ObjectStat, unseen_bytes: u64) {
+    /// A file has holes. It has got `unseen_bytes` since it had none, perhaps in large pages. `is_open`: it is merely opened.
+    fn suspect(
+        &self,
+        state: &mut State,
+        id: ObjectId,
+        stat: &ObjectStat,
+        (unseen_bytes, is_open): (u64, bool),
+    ) {
         let (size_bytes, bytes) = (stat.size_bytes, allocated(stat));
         let State { suspects, allowance, opened, watched, small, .. } = &mut *state;
         let mut is_gone = |other| self.stat(other).is_err();
         let now = Instant::now();
+        let mut is_lively = true;
         if let Some(known) = suspects.iter_mut().find(|suspect| suspect.id == id) {
-            (known.grown_at, known.active_at, known.is_seldom) = (now, now, false);
+            is_lively = known.called(now, is_open);
             match &mut known.verdict {
                 Verdict::Dense { .. } => known.verdict = Verdict::New,
                 Verdict::Allowed { from_bytes } => {
@@ -534,13 +355,17 @@ impl Objects {
             // It is not known what it has in large pages.
             state.crowded = true;
         }
+        if is_lively {
+            state.lively_at = Some(now);
+        }
         self.choose(state);
     }
 
     /// Mounts what the files ask for.
     fn choose(&self, state: &mut State) {
         let is_small = |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
-        let may_be_mapped = state.has_costly_holes() && state.quiet_for(Instant::now()) >= QUIET;
+        let is_calm = pace::is_calm(state.calm_for(Instant::now()));
+        let may_be_mapped = state.has_costly_holes() && is_calm;
         let small = state.suspects.iter().any(is_small)
             || state.allowance.is_spent()
             || !state.waiting.is_empty()
@@ -616,14 +441,18 @@ impl Objects {
     /// A look at those files with holes that are chosen.
     fn look_at_suspects(&self, state: &mut State, is_chosen: impl Fn(ObjectId) -> bool) {
         let most = self.pages.capacity_bytes.load(Ordering::Relaxed) / PASS_SHARE_MOST;
-        let State { suspects, allowance, watches_left, small, .. } = &mut *state;
+        let State { suspects, allowance, watches_left, small, lively_at, .. } = &mut *state;
         suspects.retain_mut(|suspect| {
             let is_known = suspect.is_told_of() && suspect.seen_open_at.elapsed() < QUIET;
             if is_known || !is_chosen(suspect.id) {
                 return true;
             }
-            self.watch_suspect(suspect, watches_left);
+            let before = suspect.bytes;
+            let is_told = self.watch_suspect(suspect, watches_left);
             let stays = self.look_at_suspect(suspect, allowance, most, *small);
+            if pace::is_lively(suspect.bytes.saturating_sub(before), is_told) {
+                *lively_at = Some(suspect.grown_at);
+            }
             if let (false, Some(watch)) = (stays, suspect.watch) {
                 self.pages.forget(watch);
             }
@@ -646,12 +475,15 @@ impl Objects {
         let before = file.bytes.replace(bytes);
         if has_hole(&stat) {
             let unseen = before.map_or(0, |before| bytes.saturating_sub(before));
-            self.suspect(state, file.id, &stat, unseen);
+            self.suspect(state, file.id, &stat, (unseen, false));
             return;
         }
-        if before.is_some_and(|before| before != bytes) {
+        if let Some(before) = before.filter(|before| *before != bytes) {
             file.active_at = Instant::now();
             state.busy_at = Some(file.active_at);
+            if pace::is_lively(bytes.saturating_sub(before), is_seldom) {
+                state.lively_at = state.busy_at;
+            }
         }
         // An empty one may get its first write anywhere.
         let is_quiet = is_seldom || bytes == 0 || file.active_at.elapsed() >= ACTIVE;
@@ -680,7 +512,7 @@ impl Objects {
                 if let Some(watch) = watch {
                     self.pages.forget(watch);
                 }
-                self.suspect(state, id, &stat, 0);
+                self.suspect(state, id, &stat, (0, false));
             }
             (Ok(stat), Some(watch)) => {
                 state.watched.put(id, allocated(&stat), watch, Instant::now());
@@ -738,19 +570,19 @@ impl Objects {
     }
 
     /// The kernel tells the next write to a file that seems quiet, or is written seldom. To be done before it is looked at: what
-    /// is written between two looks is seen by the second one, or told.
-    fn watch_suspect(&self, suspect: &mut Suspect, watches_left: &mut u32) {
+    /// is written between two looks is seen by the second one, or told. True if one of few writes was told just now, and the next one
+    /// will be.
+    fn watch_suspect(&self, suspect: &mut Suspect, watches_left: &mut u32) -> bool {
         if suspect.watch.is_some() {
-            return;
+            return false;
         }
         let is_seldom = std::mem::take(&mut suspect.is_seldom);
         let is_quiet = is_seldom || suspect.active_at.elapsed() >= ACTIVE;
         if is_quiet && *watches_left > 0 {
             *watches_left -= 1;
-            suspect.watch = self.watch(suspect.id);
-            suspect.written_at = suspect.active_at;
-            suspect.is_seldom = is_seldom;
+            suspect.begin_watch(self.watch(suspect.id), is_seldom);
         }
+        suspect.is_seldom && suspect.watch.is_some()
     }
 
     /// False if the file need not be looked at any more.
@@ -926,25 +758,6 @@ fn run(pages: &Pages, objects: &Weak<Objects>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_proto::Ino;
-
-    /// A watch begins when the file was quiet for [`ACTIVE`]: a write each 30 ms comes some 10 ms after that, and is seldom.
-    #[test]
-    fn a_write_is_seldom_by_the_write_before_it_and_not_by_its_watch() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        std::fs::write(&path, b"x").unwrap();
-        let watch = Bell::new().unwrap().watch(&path).unwrap();
-        let id = ObjectId::whole(Ino(1));
-        let written_at = Instant::now();
-        for (after, is_seldom) in [(ACTIVE * 3 / 2, true), (ACTIVE / 2, false)] {
-            let mut state = State::default();
-            state.watched.put(id, 1, watch, written_at);
-            assert_eq!(state.heard(watch, written_at + after), Some(id));
-            let told = state.opened.back().map(|file| file.is_seldom);
-            assert_eq!(told, Some(is_seldom), "{after:?} after the write before");
-        }
-    }
 
     #[test]
     fn what_is_dense_is_told_by_the_pages_that_it_touches() {
