@@ -117,7 +117,7 @@ impl Waiting {
 pub(crate) struct Serving {
     asked: Arc<Asked>,
     now: Mutex<Option<Waiting>>,
-    /// It is in a call, of which `now` is, or which was answered for.
+    /// It is in a call, of which `now` is, or which was answered for, or gives back what nobody waits for.
     is_in_call: AtomicBool,
 }
 
@@ -125,13 +125,22 @@ impl Serving {
     fn begin(&self, waiting: Waiting) {
         self.asked.begin(waiting.unique);
         *self.now.lock() = Some(waiting);
+        self.enter();
+    }
+
+    /// The answer is there; false if the request was answered already. The thread is in a call until [`Serving::leave`].
+    fn end(&self) -> bool {
+        self.now.lock().take().is_some()
+    }
+
+    /// What nobody waits for begins: it may hang as well.
+    fn enter(&self) {
         self.is_in_call.store(true, Ordering::Release);
     }
 
-    /// The request has ended; false if it was answered already.
-    fn end(&self) -> bool {
+    /// All is done.
+    fn leave(&self) {
         self.is_in_call.store(false, Ordering::Release);
-        self.now.lock().take().is_some()
     }
 
     fn unique(&self) -> Option<(u64, u32)> {
@@ -379,6 +388,20 @@ impl Waits {
             && threads.iter().all(|serving| serving.now.lock().as_ref().is_none_or(reads))
     }
 
+    /// The requests that are under way, by name, and those that were answered for, for the log.
+    pub(crate) fn under_way(&self) -> Vec<&'static str> {
+        let name = |opcode: u32| abi::opcode_name(opcode).unwrap_or("UNKNOWN");
+        let queued = self.queued.lock();
+        let mut names: Vec<_> = queued.values().map(|waiting| name(waiting.opcode)).collect();
+        drop(queued);
+        let is_in_call = |serving: &&Arc<Serving>| serving.is_in_call.load(Ordering::Acquire);
+        for serving in self.threads.lock().iter().filter(is_in_call) {
+            let opcode = serving.now.lock().as_ref().map(|waiting| waiting.opcode);
+            names.push(opcode.map_or("one that nobody waits for", name));
+        }
+        names
+    }
+
     /// The mount is over: nobody waits for anything.
     pub(crate) fn end(&self) {
         self.state.lock().stop = true;
@@ -522,6 +545,7 @@ fn only_reads(opcode: u32, changes: &Changes) -> bool {
             | op::GETATTR
             | op::OPEN
             | op::READ
+            | op::LSEEK
             | op::OPENDIR
             | op::READDIR
             | op::READDIRPLUS
@@ -552,7 +576,12 @@ pub(crate) fn serve(
     reply: &mut Reply,
     serving: &Serving,
 ) {
-    if !cx.waits.looks_after(rq.head.opcode) || !dispatch::is_answered(rq.head.opcode) {
+    if !dispatch::is_answered(rq.head.opcode) {
+        serving.enter();
+        dispatch::serve(cx, device, rq, reply);
+        return serving.leave();
+    }
+    if !cx.waits.looks_after(rq.head.opcode) {
         return dispatch::serve(cx, device, rq, reply);
     }
     let waiting = Waiting::of(device, rq);
@@ -560,12 +589,16 @@ pub(crate) fn serve(
     serving.begin(waiting);
     let settled = cx.waits.unsettled.wait(&changes);
     let result = settled.and_then(|()| dispatch::call_guarded(cx, device, rq, reply));
-    if serving.end() {
-        if result != Ok(Given::Later) {
-            dispatch::answer(cx, device, rq.head.unique, result, reply);
-        }
-        return;
+    match serving.end() {
+        true if result == Ok(Given::Later) => {}
+        true => dispatch::answer(cx, device, rq.head.unique, result, reply),
+        false => take_back(cx, rq, result, reply),
     }
+    serving.leave();
+}
+
+/// Takes back what a call gave that was answered for.
+fn take_back(cx: &Connection, rq: &Request<'_>, result: Result<Given>, reply: &Reply) {
     if let Ok(given) = result {
         // The caller was told that it failed, and may be told so for as long as the kernel believes what it has.
         dispatch::take_back(cx, given, reply);
@@ -845,12 +878,13 @@ mod tests {
     fn calls_that_may_change_something_are_told_from_reads_that_nobody_waits_for() {
         let none = Changes::default();
         assert!(only_reads(op::READ, &none) && only_reads(op::OPEN, &none));
+        assert!(only_reads(op::LSEEK, &none));
         assert!(!only_reads(op::OPEN, &[Some(Ino(2)), None]), "it empties the file");
         assert!(!only_reads(op::WRITE, &[Some(Ino(2)), None]));
         assert!(!only_reads(op::RELEASE, &none) && !only_reads(op::FSYNC, &none));
         let waits = Waits::new(true);
         let serving = waits.serving();
-        serving.is_in_call.store(true, Ordering::Release);
+        serving.enter();
         assert!(!waits.only_reads_are_left(), "somebody may come");
         waits.callers_are_gone();
         assert!(waits.only_reads_are_left());
@@ -859,7 +893,11 @@ mod tests {
         waits.unsettled.end(8);
         assert!(waits.only_reads_are_left());
         assert!(!serving.end());
+        assert!(waits.only_reads_are_left(), "what it gave is given back, which may hang");
+        assert_eq!(waits.under_way(), ["one that nobody waits for"]);
+        serving.leave();
         assert!(!waits.only_reads_are_left(), "nothing hangs, and the session ends soon");
+        assert!(waits.under_way().is_empty());
     }
 
     #[test]
