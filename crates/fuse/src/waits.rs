@@ -3,7 +3,7 @@
 //! A file system that may hang ([`forebay_proto::FileSystem::may_hang`]) keeps nobody from ending: a program that gets a
 //! signal and still waits a moment later gets EINTR, at once if the signal kills it. First its thread here is asked to end
 //! ([`forebay_proto::asked`]), so that the answer says what was done; one that does not end, because it is in a call on a
-//! PFS, is answered for, and what its call gives is taken back when it comes. One that has not looked since the signal is in
+//! PFS, is answered for, and what its call gives is taken back when it comes; of a copy the answer says how far it was. One that has not looked since the signal is in
 //! such a call: it is not waited for. A file system that waits for flash alone is
 //! waited for, as any local one; only requests that change nothing let go of a caller that is killed.
 //!
@@ -99,14 +99,25 @@ impl Waiting {
         }
     }
 
-    fn answer_interrupted(&self) {
-        let message = abi::OutHeader {
-            len: size_of::<abi::OutHeader>() as u32,
-            error: -libc::EINTR,
-            unique: self.unique,
-        };
+    /// EINTR; of a copy of which bytes are `done` how many.
+    fn answer_interrupted(&self, done: u64) {
+        let size = u32::try_from(done).unwrap_or(u32::MAX);
+        match self.opcode {
+            op::COPY_FILE_RANGE if done > 0 => {
+                self.answer(0, abi::WriteOut { size, padding: 0 }.as_bytes());
+            }
+            op::COPY_FILE_RANGE_64 if done > 0 => {
+                self.answer(0, abi::CopyFileRangeOut { bytes_copied: done }.as_bytes());
+            }
+            _ => self.answer(-libc::EINTR, &[]),
+        }
+    }
+
+    fn answer(&self, error: i32, body: &[u8]) {
+        let len = (size_of::<abi::OutHeader>() + body.len()) as u32;
+        let head = abi::OutHeader { len, error, unique: self.unique };
         // ENOENT: gone meanwhile.
-        if let Err(error) = self.device.send(message.as_bytes()) {
+        if let Err(error) = self.device.send(&[head.as_bytes(), body].concat()) {
             tracing::debug!(%error, "nobody waits for an interrupted request");
         }
     }
@@ -479,7 +490,7 @@ impl Waits {
             // Not if a worker has just begun.
             if self.dequeue(unique) {
                 let_go.note(waiting.tid, since, was_silent);
-                waiting.answer_interrupted();
+                waiting.answer_interrupted(0);
                 return false;
             }
         }
@@ -507,7 +518,7 @@ impl Waits {
             *now = None;
             let_go.note(waiting.tid, since, true);
             self.unsettled.begin(unique, waiting.changes);
-            waiting.answer_interrupted();
+            waiting.answer_interrupted(serving.asked.done());
         }
         false
     }
@@ -858,6 +869,42 @@ mod tests {
         let answer = |unique| abi::OutHeader { len, error: -libc::EINTR, unique };
         let wanted: Vec<u8> = uniques.flat_map(|u| answer(u).as_bytes().to_vec()).collect();
         assert_eq!(std::fs::read(answers.path()).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_copy_that_is_answered_for_tells_how_far_it_was() {
+        let (store, answers) =
+            (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let cx = connection(store.path(), answers.path().to_str().unwrap());
+        let answer = |opcode, done| {
+            let waiting = Waiting {
+                unique: 8,
+                opcode,
+                tid: 0,
+                of: None,
+                is_page: false,
+                changes: Changes::default(),
+                device: Arc::clone(&cx.device),
+            };
+            waiting.answer_interrupted(done);
+        };
+        answer(op::COPY_FILE_RANGE, 3 << 20);
+        answer(op::COPY_FILE_RANGE_64, 5 << 20);
+        answer(op::COPY_FILE_RANGE_64, 0);
+        answer(op::WRITE, 7);
+        let head = |body: usize, error| {
+            let len = (size_of::<abi::OutHeader>() + body) as u32;
+            abi::OutHeader { len, error, unique: 8 }.as_bytes().to_vec()
+        };
+        let wanted = [
+            head(8, 0),
+            abi::WriteOut { size: 3 << 20, padding: 0 }.as_bytes().to_vec(),
+            head(8, 0),
+            abi::CopyFileRangeOut { bytes_copied: 5 << 20 }.as_bytes().to_vec(),
+            head(0, -libc::EINTR),
+            head(0, -libc::EINTR),
+        ];
+        assert_eq!(std::fs::read(answers.path()).unwrap(), wanted.concat());
     }
 
     #[test]
