@@ -42,10 +42,11 @@ enum Turn {
 /// Gives back what the process holds and ends it. Nothing of it runs any more: a thread that hangs
 /// dies when its call returns.
 pub fn without_hanging_threads(store: &Store, code: i32) -> ! {
-    dump_nothing();
     let mut open = open_files(store);
     open.sort_unstable();
     let databases = mapped_databases(&fs::read("/proc/self/maps").unwrap_or_default());
+    // After the looks at /proc: whose memory is not to be dumped is hidden there from other users.
+    dump_nothing();
     // No number of a descriptor may be given out again: another thread could write through an
     // old one to what is no longer its file.
     let none = Rlimit { current: Some(0), maximum: Some(0) };
@@ -71,8 +72,9 @@ pub fn without_hanging_threads(store: &Store, code: i32) -> ! {
 
 /// From now on a signal that is deadly ends this process at once, without a core dump (prctl(2)).
 fn dump_nothing() {
+    let no: libc::c_ulong = 0;
     // SAFETY: plain numbers. It fails for no process with this one.
-    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, no) };
 }
 
 fn close_all(open: &[(Turn, i32)]) {
