@@ -241,7 +241,10 @@ impl DataOps for CacheFs {
         while done < length {
             match piece(done) {
                 Ok(0) => break,
-                Ok(count) => done += count as u64,
+                Ok(count) => {
+                    done += count as u64;
+                    asked::did(done);
+                }
                 Err(errno) if done == 0 => return Err(errno),
                 // Who asks again hears why.
                 Err(_) => break,

@@ -88,6 +88,11 @@ impl Session {
         self.connection.waits.only_reads_are_left()
     }
 
+    /// The requests that are under way, by the kernel's names of them, for the log.
+    pub fn under_way(&self) -> Vec<&'static str> {
+        self.connection.waits.under_way()
+    }
+
     /// Unmounts. EBUSY is [`UnmountError::Busy`]; `lazy` detaches the name at once, and the
     /// mount ends when its last file is closed.
     pub fn unmount(&self, lazy: bool) -> Result<(), UnmountError> {

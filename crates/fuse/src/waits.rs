@@ -3,7 +3,7 @@
 //! A file system that may hang ([`forebay_proto::FileSystem::may_hang`]) keeps nobody from ending: a program that gets a
 //! signal and still waits a moment later gets EINTR, at once if the signal kills it. First its thread here is asked to end
 //! ([`forebay_proto::asked`]), so that the answer says what was done; one that does not end, because it is in a call on a
-//! PFS, is answered for, and what its call gives is taken back when it comes. One that has not looked since the signal is in
+//! PFS, is answered for, and what its call gives is taken back when it comes; of a copy the answer says how far it was. One that has not looked since the signal is in
 //! such a call: it is not waited for. A file system that waits for flash alone is
 //! waited for, as any local one; only requests that change nothing let go of a caller that is killed.
 //!
@@ -99,14 +99,25 @@ impl Waiting {
         }
     }
 
-    fn answer_interrupted(&self) {
-        let message = abi::OutHeader {
-            len: size_of::<abi::OutHeader>() as u32,
-            error: -libc::EINTR,
-            unique: self.unique,
-        };
+    /// EINTR; of a copy of which bytes are `done` how many.
+    fn answer_interrupted(&self, done: u64) {
+        let size = u32::try_from(done).unwrap_or(u32::MAX);
+        match self.opcode {
+            op::COPY_FILE_RANGE if done > 0 => {
+                self.answer(0, abi::WriteOut { size, padding: 0 }.as_bytes());
+            }
+            op::COPY_FILE_RANGE_64 if done > 0 => {
+                self.answer(0, abi::CopyFileRangeOut { bytes_copied: done }.as_bytes());
+            }
+            _ => self.answer(-libc::EINTR, &[]),
+        }
+    }
+
+    fn answer(&self, error: i32, body: &[u8]) {
+        let len = (size_of::<abi::OutHeader>() + body.len()) as u32;
+        let head = abi::OutHeader { len, error, unique: self.unique };
         // ENOENT: gone meanwhile.
-        if let Err(error) = self.device.send(message.as_bytes()) {
+        if let Err(error) = self.device.send(&[head.as_bytes(), body].concat()) {
             tracing::debug!(%error, "nobody waits for an interrupted request");
         }
     }
@@ -117,7 +128,7 @@ impl Waiting {
 pub(crate) struct Serving {
     asked: Arc<Asked>,
     now: Mutex<Option<Waiting>>,
-    /// It is in a call, of which `now` is, or which was answered for.
+    /// It is in a call, of which `now` is, or which was answered for, or gives back what nobody waits for.
     is_in_call: AtomicBool,
 }
 
@@ -125,13 +136,22 @@ impl Serving {
     fn begin(&self, waiting: Waiting) {
         self.asked.begin(waiting.unique);
         *self.now.lock() = Some(waiting);
+        self.enter();
+    }
+
+    /// The answer is there; false if the request was answered already. The thread is in a call until [`Serving::leave`].
+    fn end(&self) -> bool {
+        self.now.lock().take().is_some()
+    }
+
+    /// What nobody waits for begins: it may hang as well.
+    fn enter(&self) {
         self.is_in_call.store(true, Ordering::Release);
     }
 
-    /// The request has ended; false if it was answered already.
-    fn end(&self) -> bool {
+    /// All is done.
+    fn leave(&self) {
         self.is_in_call.store(false, Ordering::Release);
-        self.now.lock().take().is_some()
     }
 
     fn unique(&self) -> Option<(u64, u32)> {
@@ -379,6 +399,20 @@ impl Waits {
             && threads.iter().all(|serving| serving.now.lock().as_ref().is_none_or(reads))
     }
 
+    /// The requests that are under way, by name, and those that were answered for, for the log.
+    pub(crate) fn under_way(&self) -> Vec<&'static str> {
+        let name = |opcode: u32| abi::opcode_name(opcode).unwrap_or("UNKNOWN");
+        let queued = self.queued.lock();
+        let mut names: Vec<_> = queued.values().map(|waiting| name(waiting.opcode)).collect();
+        drop(queued);
+        let is_in_call = |serving: &&Arc<Serving>| serving.is_in_call.load(Ordering::Acquire);
+        for serving in self.threads.lock().iter().filter(is_in_call) {
+            let opcode = serving.now.lock().as_ref().map(|waiting| waiting.opcode);
+            names.push(opcode.map_or("one that nobody waits for", name));
+        }
+        names
+    }
+
     /// The mount is over: nobody waits for anything.
     pub(crate) fn end(&self) {
         self.state.lock().stop = true;
@@ -456,7 +490,7 @@ impl Waits {
             // Not if a worker has just begun.
             if self.dequeue(unique) {
                 let_go.note(waiting.tid, since, was_silent);
-                waiting.answer_interrupted();
+                waiting.answer_interrupted(0);
                 return false;
             }
         }
@@ -484,7 +518,7 @@ impl Waits {
             *now = None;
             let_go.note(waiting.tid, since, true);
             self.unsettled.begin(unique, waiting.changes);
-            waiting.answer_interrupted();
+            waiting.answer_interrupted(serving.asked.done());
         }
         false
     }
@@ -522,6 +556,7 @@ fn only_reads(opcode: u32, changes: &Changes) -> bool {
             | op::GETATTR
             | op::OPEN
             | op::READ
+            | op::LSEEK
             | op::OPENDIR
             | op::READDIR
             | op::READDIRPLUS
@@ -552,7 +587,12 @@ pub(crate) fn serve(
     reply: &mut Reply,
     serving: &Serving,
 ) {
-    if !cx.waits.looks_after(rq.head.opcode) || !dispatch::is_answered(rq.head.opcode) {
+    if !dispatch::is_answered(rq.head.opcode) {
+        serving.enter();
+        dispatch::serve(cx, device, rq, reply);
+        return serving.leave();
+    }
+    if !cx.waits.looks_after(rq.head.opcode) {
         return dispatch::serve(cx, device, rq, reply);
     }
     let waiting = Waiting::of(device, rq);
@@ -560,12 +600,16 @@ pub(crate) fn serve(
     serving.begin(waiting);
     let settled = cx.waits.unsettled.wait(&changes);
     let result = settled.and_then(|()| dispatch::call_guarded(cx, device, rq, reply));
-    if serving.end() {
-        if result != Ok(Given::Later) {
-            dispatch::answer(cx, device, rq.head.unique, result, reply);
-        }
-        return;
+    match serving.end() {
+        true if result == Ok(Given::Later) => {}
+        true => dispatch::answer(cx, device, rq.head.unique, result, reply),
+        false => take_back(cx, rq, result, reply),
     }
+    serving.leave();
+}
+
+/// Takes back what a call gave that was answered for.
+fn take_back(cx: &Connection, rq: &Request<'_>, result: Result<Given>, reply: &Reply) {
     if let Ok(given) = result {
         // The caller was told that it failed, and may be told so for as long as the kernel believes what it has.
         dispatch::take_back(cx, given, reply);
@@ -828,6 +872,42 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_is_answered_for_tells_how_far_it_was() {
+        let (store, answers) =
+            (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let cx = connection(store.path(), answers.path().to_str().unwrap());
+        let answer = |opcode, done| {
+            let waiting = Waiting {
+                unique: 8,
+                opcode,
+                tid: 0,
+                of: None,
+                is_page: false,
+                changes: Changes::default(),
+                device: Arc::clone(&cx.device),
+            };
+            waiting.answer_interrupted(done);
+        };
+        answer(op::COPY_FILE_RANGE, 3 << 20);
+        answer(op::COPY_FILE_RANGE_64, 5 << 20);
+        answer(op::COPY_FILE_RANGE_64, 0);
+        answer(op::WRITE, 7);
+        let head = |body: usize, error| {
+            let len = (size_of::<abi::OutHeader>() + body) as u32;
+            abi::OutHeader { len, error, unique: 8 }.as_bytes().to_vec()
+        };
+        let wanted = [
+            head(8, 0),
+            abi::WriteOut { size: 3 << 20, padding: 0 }.as_bytes().to_vec(),
+            head(8, 0),
+            abi::CopyFileRangeOut { bytes_copied: 5 << 20 }.as_bytes().to_vec(),
+            head(0, -libc::EINTR),
+            head(0, -libc::EINTR),
+        ];
+        assert_eq!(std::fs::read(answers.path()).unwrap(), wanted.concat());
+    }
+
+    #[test]
     fn a_look_of_a_thread_ends_its_silence() {
         let mut interrupted = Interrupted::new(2);
         assert_eq!(interrupted.silent_for(0), Duration::ZERO);
@@ -845,12 +925,13 @@ mod tests {
     fn calls_that_may_change_something_are_told_from_reads_that_nobody_waits_for() {
         let none = Changes::default();
         assert!(only_reads(op::READ, &none) && only_reads(op::OPEN, &none));
+        assert!(only_reads(op::LSEEK, &none));
         assert!(!only_reads(op::OPEN, &[Some(Ino(2)), None]), "it empties the file");
         assert!(!only_reads(op::WRITE, &[Some(Ino(2)), None]));
         assert!(!only_reads(op::RELEASE, &none) && !only_reads(op::FSYNC, &none));
         let waits = Waits::new(true);
         let serving = waits.serving();
-        serving.is_in_call.store(true, Ordering::Release);
+        serving.enter();
         assert!(!waits.only_reads_are_left(), "somebody may come");
         waits.callers_are_gone();
         assert!(waits.only_reads_are_left());
@@ -859,7 +940,11 @@ mod tests {
         waits.unsettled.end(8);
         assert!(waits.only_reads_are_left());
         assert!(!serving.end());
+        assert!(waits.only_reads_are_left(), "what it gave is given back, which may hang");
+        assert_eq!(waits.under_way(), ["one that nobody waits for"]);
+        serving.leave();
         assert!(!waits.only_reads_are_left(), "nothing hangs, and the session ends soon");
+        assert!(waits.under_way().is_empty());
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub struct Asked {
     given_up: AtomicU64,
     /// How often it has looked.
     looks: AtomicU64,
+    /// How far it is with the request.
+    done: AtomicU64,
 }
 
 impl Asked {
@@ -38,6 +40,7 @@ impl Asked {
 
     /// The thread begins with a request; its number is not 0.
     pub fn begin(&self, number: u64) {
+        self.done.store(0, Ordering::Release);
         self.current.store(number, Ordering::Release);
     }
 
@@ -49,6 +52,11 @@ impl Asked {
     /// How often the thread has looked so far. One that has not for longer than [`LOOK`] is in a call that it cannot end.
     pub fn looks(&self) -> u64 {
         self.looks.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes from the front are done of the request that it serves, as was told by [`did`]; 0: none, or that is not known.
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Acquire)
     }
 
     fn is_given_up(&self) -> bool {
@@ -69,6 +77,16 @@ pub fn still_wanted() -> Result<()> {
         true => Err(Errno::EINTR),
         false => Ok(()),
     }
+}
+
+/// So many bytes from the front are done of what this thread is asked for, whatever becomes of the rest: who answers for it tells
+/// that. Nothing on a thread that works for itself.
+pub fn did(bytes: u64) {
+    HERE.with_borrow(|here| {
+        if let Some(asked) = here {
+            asked.done.store(bytes, Ordering::Release);
+        }
+    });
 }
 
 /// What this thread is asked for, to be handed to [`part`] on another one.
@@ -105,6 +123,22 @@ mod tests {
         assert_eq!(asked.looks(), 2, "a look at nothing");
         part(here(), || still_wanted().unwrap());
         assert_eq!(asked.looks(), 3);
+    }
+
+    #[test]
+    fn what_is_done_is_told_of_one_request() {
+        did(7);
+        let asked = Arc::new(Asked::default());
+        asked.serve_here();
+        asked.begin(6);
+        assert_eq!(asked.done(), 0);
+        did(7);
+        part(None, || did(8));
+        assert_eq!(asked.done(), 7);
+        part(here(), || did(9));
+        assert_eq!(asked.done(), 9);
+        asked.begin(8);
+        assert_eq!(asked.done(), 0, "of another request");
     }
 
     #[test]

@@ -438,6 +438,7 @@ fn an_unmount_does_not_wait_for_a_read_of_a_pfs_that_hangs_whose_reader_is_gone(
             let fd = sys::open(name, libc::O_RDONLY, 0).unwrap();
             let _ = sys::pread(&fd, 0, 3);
         });
+        reader.until_it_waits();
         std::thread::sleep(Duration::from_millis(500));
         reader.signal(libc::SIGKILL);
         reader.wait(SOON).unwrap_err();

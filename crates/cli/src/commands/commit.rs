@@ -36,7 +36,7 @@ fn commit(args: &CommitArgs, source: &Path, to: &Path) -> Outcome {
             let served = ServedStaging::connect(&args.at, &place.name)?;
             (Stager::Served(Box::new(served)), place.path)
         }
-        None => in_mount(Direction::Out, to, source)?,
+        None => in_mount(Direction::Out, (to, None), source)?,
     };
     let absolute = std::path::absolute(to).context("find the current directory")?;
     let _caught = (!args.background).then(|| catch_interrupt(&stager, None, args.json));

@@ -30,6 +30,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::IsTerminal;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Time between two lines of `--json`.
@@ -39,9 +40,10 @@ const DRAWS_PER_S: u8 = 200;
 /// A plan that waits for one of its servers for so long says so: some are just busy.
 const WAITED_FOR_TOLD: Duration = Duration::from_secs(2);
 /// Longest that a command with --no-wait waits for the stopped process of the mount that the PFS's path lies in, and the pause
-/// between two looks at it.
+/// between two looks at it: before something is looked at there, and meanwhile.
 const STOPPED_WAIT: Duration = Duration::from_secs(5);
 const STOPPED_PAUSE: Duration = Duration::from_millis(100);
+const STOPPED_LOOK: Duration = Duration::from_millis(500);
 /// Characters of a bar.
 const BAR_CELLS: usize = 16;
 /// Most errors of files that are printed; the plan's status has more.
@@ -70,20 +72,18 @@ fn copy(direction: Direction, args: &StageCopyArgs, options: StageOptions) -> Ou
         Direction::In => (&args.source, &args.destination),
         Direction::Out => (&args.destination, &args.source),
     };
-    if args.no_wait {
-        await_running(pfs)?;
-    }
+    let until = args.no_wait.then(|| Instant::now() + STOPPED_WAIT);
     let (mut stager, buffer_path) = match BufferPath::parse(buffer.as_os_str()) {
         Some(place) => {
             let served = ServedStaging::connect(&args.at, &place.name)?;
             (Stager::Served(Box::new(served)), place.path)
         }
-        None => in_mount(direction, pfs, buffer)?,
+        None => in_mount(direction, (pfs, until), buffer)?,
     };
     let spec = StageSpec {
         direction,
         kind: args.kind.into(),
-        pfs_path: path_bytes(&pfs_path(direction, pfs, buffer)?),
+        pfs_path: path_bytes(&pfs_path(direction, (pfs, until), buffer)?),
         buffer_path,
         verify: args.verify.into(),
         rate_bytes_per_s: args.rate.unwrap_or(0),
@@ -111,14 +111,55 @@ fn copy(direction: Direction, args: &StageCopyArgs, options: StageOptions) -> Ou
     follow(&mut stager, &[started.plan], args.json)
 }
 
-/// What is looked at in another mount waits for its process. ETIMEDOUT, with its name, if that is stopped and stays so.
-fn await_running(path: &Path) -> Result<(), ControlError> {
-    let Some(mount) = mount_above(path) else { return Ok(()) };
-    let until = Instant::now() + STOPPED_WAIT;
+/// Looks at the path on the PFS. In another mount that waits for its process, with `until` no longer than that if the process is
+/// stopped.
+///
+/// # Errors
+/// ETIMEDOUT, with its name, if the process is stopped and stays so.
+fn look<T: Send + 'static>(
+    (path, until): (&Path, Option<Instant>),
+    look: impl FnOnce(&Path) -> T + Send + 'static,
+) -> Result<T, ControlError> {
+    let other = until.and_then(|until| Some((until, mount_above(path)?)));
+    let Some((until, mount)) = other else { return Ok(look(path)) };
+    let must_run = || server_process::must_run("ask the server of", &mount.store_dir);
     loop {
-        match server_process::must_run("ask the server of", &mount.store_dir) {
+        match must_run() {
             Err(_) if Instant::now() < until => std::thread::sleep(STOPPED_PAUSE),
-            done => return done,
+            done => {
+                done?;
+                break;
+            }
+        }
+    }
+    // It may be stopped from now on, or be about to: the look is left behind then.
+    let (tell, told) = channel();
+    let at = path.to_path_buf();
+    let work = move || {
+        // Nobody may wait any more.
+        let _left = tell.send(look(&at));
+    };
+    std::thread::Builder::new()
+        .name("look".into())
+        .spawn(work)
+        .map_err(|error| ControlError::io("start a thread", None, &error))?;
+    found(&told, until, must_run)
+}
+
+/// What a look has found. As long as there is nothing, the process that it waits for must run, from `until` on.
+fn found<T>(
+    told: &Receiver<T>,
+    until: Instant,
+    must_run: impl Fn() -> Result<(), ControlError>,
+) -> Result<T, ControlError> {
+    loop {
+        let pause = until.saturating_duration_since(Instant::now()).max(STOPPED_LOOK);
+        match told.recv_timeout(pause) {
+            Ok(found) => return Ok(found),
+            Err(RecvTimeoutError::Timeout) => must_run()?,
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(ControlError::new("stage", None, "a look at the PFS's path broke off"));
+            }
         }
     }
 }
@@ -130,10 +171,11 @@ fn meant_at_a_server(path: &Path) -> Option<String> {
     is_name.then(|| format!("a path of buffer {name} at a server is written {name}:/{rest}"))
 }
 
-/// The server of the mount that `buffer` lies in, and its path there.
+/// The server of the mount that `buffer` lies in, and its path there. From `until` on no stopped process is waited for that has the
+/// path on the PFS.
 pub(super) fn in_mount(
     direction: Direction,
-    pfs: &Path,
+    (pfs, until): (&Path, Option<Instant>),
     buffer: &Path,
 ) -> Result<(Stager, PathBytes), ControlError> {
     let looking = Looking::at(buffer, Work::BeforePlan);
@@ -147,7 +189,8 @@ pub(super) fn in_mount(
         _ => error,
     })?;
     // That may lie in another mount, whose server does not answer.
-    if looking::locate(pfs).is_ok_and(|other| other.store_dir == place.store_dir) {
+    let other = look((pfs, until), looking::locate)?;
+    if other.is_ok_and(|other| other.store_dir == place.store_dir) {
         let error = ControlError::new("stage", Some(pfs), "both paths are in one buffer");
         return Err(error.errno(libc::EINVAL).hint("copy there with cp"));
     }
@@ -438,16 +481,22 @@ pub(super) fn print_errors(status: &PlanStatus, flags: &str) {
 
 /// The path on the PFS, absolute. A file that is reached by a symbolic link goes into a directory
 /// under the link's name, as with cp(1): the server only hears where the link leads.
-fn pfs_path(direction: Direction, pfs: &Path, buffer: &Path) -> anyhow::Result<PathBuf> {
+fn pfs_path(
+    direction: Direction,
+    (pfs, until): (&Path, Option<Instant>),
+    buffer: &Path,
+) -> anyhow::Result<PathBuf> {
     let absolute = std::path::absolute(pfs).context("find the current directory")?;
-    let is_directory = || {
+    let is_directory = |pfs: &Path| {
         // It may lie in another mount, whose server does not answer.
         let _looking = Looking::at(pfs, Work::BeforePlan);
-        absolute.is_dir()
+        pfs.is_dir()
     };
-    let into_directory = || pfs.as_os_str().as_bytes().ends_with(b"/") || is_directory();
     // What is in the mount is looked at only where it matters: one of its servers may not answer.
-    if direction == Direction::In || !into_directory() {
+    if direction == Direction::In {
+        return Ok(absolute);
+    }
+    if !pfs.as_os_str().as_bytes().ends_with(b"/") && !look((pfs, until), is_directory)? {
         return Ok(absolute);
     }
     let _looking = Looking::at(buffer, Work::BeforePlan);
@@ -542,6 +591,28 @@ mod tests {
             "eta_s": null, "elapsed_s": 0.0, "errors": [], "verified": null,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn a_look_that_was_begun_ends_where_its_process_is_stopped_and_stays_so() {
+        let stopped = || Err(ControlError::new("ask", None, "stopped").errno(libc::ETIMEDOUT));
+        // It answers before the time is over.
+        let (tell, told) = channel();
+        tell.send(7).unwrap();
+        let until = Instant::now() + STOPPED_WAIT;
+        assert_eq!(found(&told, until, || panic!("it was looked at")).unwrap(), 7);
+        // The process was stopped after the first look at it.
+        let begun = Instant::now();
+        let until = begun + STOPPED_LOOK / 5;
+        let error = found(&told, until, stopped).unwrap_err();
+        assert_eq!(error.errno, Some(libc::ETIMEDOUT));
+        assert!(begun.elapsed() >= STOPPED_LOOK && begun.elapsed() < STOPPED_WAIT);
+        // One that runs, and is slow, is waited for.
+        let runs = || {
+            tell.send(8).unwrap();
+            Ok(())
+        };
+        assert_eq!(found(&told, until, runs).unwrap(), 8);
     }
 
     #[test]

@@ -533,7 +533,11 @@ fn wait_for_session(mount: &Mount) -> bool {
         let look = state.reads_until.map(|until| until.max(now + READS_LOOK));
         let left = state.deadline.map(|deadline| deadline.saturating_duration_since(now));
         state = match left {
-            Some(Duration::ZERO) => return false,
+            Some(Duration::ZERO) => {
+                let left = mount.session.under_way();
+                tracing::warn!(?left, "the session has not ended, and is waited for no longer");
+                return false;
+            }
             Some(left) => {
                 let left = look.map_or(left, |look| left.min(look.saturating_duration_since(now)));
                 let waited = mount.ending.changed.wait_timeout(state, left);

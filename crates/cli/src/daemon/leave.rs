@@ -6,7 +6,11 @@
 //! ended. Closing a file of the PFS may hang too (it is flushed), and nothing can tell without
 //! hanging which PFS still answers: what is surely not on one is closed first, the rest by a
 //! thread that is not waited for long. A database that is mapped holds its file system as an open file does: other memory takes its
-//! place. Called by `ending`, at the very end.
+//! place.
+//!
+//! Other threads run until the end, and what they find closed or unmapped may make one of them fail in a deadly way. That ends
+//! the process as well, but for a dump of its memory: the kernel gathers all threads for one, so the process would wait for those
+//! that hang. So there is none. Called by `ending`, at the very end.
 
 use forebay_store::flash::Store;
 use rustix::fs::{Mode, OFlags};
@@ -41,6 +45,8 @@ pub fn without_hanging_threads(store: &Store, code: i32) -> ! {
     let mut open = open_files(store);
     open.sort_unstable();
     let databases = mapped_databases(&fs::read("/proc/self/maps").unwrap_or_default());
+    // After the looks at /proc: whose memory is not to be dumped is hidden there from other users.
+    dump_nothing();
     // No number of a descriptor may be given out again: another thread could write through an
     // old one to what is no longer its file.
     let none = Rlimit { current: Some(0), maximum: Some(0) };
@@ -62,6 +68,13 @@ pub fn without_hanging_threads(store: &Store, code: i32) -> ! {
     }
     // SAFETY: ends the process without running anything of it, which would use what was closed.
     unsafe { libc::_exit(code) }
+}
+
+/// From now on a signal that is deadly ends this process at once, without a core dump (prctl(2)).
+fn dump_nothing() {
+    let no: libc::c_ulong = 0;
+    // SAFETY: plain numbers. It fails for no process with this one.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, no) };
 }
 
 fn close_all(open: &[(Turn, i32)]) {
@@ -166,6 +179,22 @@ mod tests {
         assert!(turn(file.as_raw_fd(), &own, &listed) == Turn::First);
         assert!(turn(file.as_raw_fd(), &none, &listed) == Turn::Last);
         assert!(turn(file.as_raw_fd(), &none, &none) == Turn::Second);
+    }
+
+    #[test]
+    fn a_thread_that_fails_at_the_end_makes_nobody_wait_for_a_dump() {
+        // SAFETY: a process of its own, since it is for good: it makes two calls and ends.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            dump_nothing();
+            // SAFETY: plain numbers.
+            unsafe { libc::_exit(libc::prctl(libc::PR_GET_DUMPABLE)) };
+        }
+        let mut status = -1;
+        // SAFETY: our own child, and a place for the answer.
+        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
     }
 
     #[test]

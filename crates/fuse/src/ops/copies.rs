@@ -4,8 +4,11 @@
 //! (docs/PROMISES.md, N6). A copy that is made here is a request: it ends with a signal as a read or a write does
 //! ([`crate::waits`]). So EXDEV is said of a source on the fast path alone, whose pages nobody is asked for.
 //!
-//! Invariants: a count tells of bytes that were written, from the front, and an error that nothing is known to be copied. What the
-//! kernel has of a target that was not written as far as was asked for, it drops: what failed may have been done in part.
+//! Invariants: a count tells of bytes that were written, from the front, and an error that nothing is known to be copied. A copy
+//! whose thread hangs is answered for, with the count of the pieces that were whole by then ([`asked::did`]); the one that it is
+//! at may be done or not. Of a copy that one server makes by itself, of files that are whole there, nobody here knows how far it
+//! is: that is EINTR, and may have been done in part. What the kernel has of a target that was not written as far as was asked
+//! for, it drops: what failed may have been done in part.
 
 use super::data::{lone_sgid_off, may_use};
 use crate::abi;
@@ -96,7 +99,9 @@ fn copy_here(
         if have == 0 {
             return Ok(0);
         }
-        write_piece(cx, to, arg.off_out + done, &buffer[..have], mode)
+        let count = write_piece(cx, to, arg.off_out + done, &buffer[..have], mode)?;
+        asked::did(done + count as u64);
+        Ok(count)
     });
     if copied != Ok(length) {
         cx.changed_in_part(to);

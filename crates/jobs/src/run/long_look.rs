@@ -3,8 +3,8 @@
 //! [`super::served::Servers::tell_of_mount`].
 //!
 //! The case in mind: a server that was killed and started again waits for the mounts that it had before it lets files change; a
-//! `--discard` that failed meanwhile has ended the job's mount, which never comes back. Nothing here ends the wait. Called by
-//! [`super::discard`].
+//! `--discard` that failed meanwhile has ended the job's mount, which never comes back. Or it waits for another server of its pool,
+//! which is stopped. Which of these it is nobody asks here, and nothing here ends the wait. Called by [`super::discard`].
 
 use super::Program;
 use super::console::Console;
@@ -69,8 +69,9 @@ pub(super) fn stopped_process(point: &Path) -> Option<u32> {
 
 fn text(server: &str) -> String {
     format!(
-        "waiting for the server {server}, to look at what its buffer holds: it answers, but not yet about files; one that was started \
-         again waits for the mounts that it had before, for some 10 s, or until they are back"
+        "waiting for the server {server}, to look at what its buffer holds: it answers, but not yet about files. It may wait for \
+         another server (`forebay pool status --server {server}` tells which do not answer, and why); one that was started again waits \
+         for the mounts that it had before, for some 10 s, or until they are back"
     )
 }
 
@@ -82,6 +83,10 @@ mod tests {
     fn a_long_look_names_the_server_and_what_it_may_wait_for() {
         let told = text("n1:7");
         assert!(told.starts_with("waiting for the server n1:7, to look at what "), "{told}");
+        assert!(
+            told.contains("It may wait for another server (`forebay pool status --server n1:7`"),
+            "{told}"
+        );
         assert!(told.contains("waits for the mounts that it had before"), "{told}");
     }
 }

@@ -283,13 +283,17 @@ impl Ledger {
     }
 
     /// Ends in order: no more changes, mounts ended, buffers closed and left on flash. Staging
-    /// goes on at the next start. The first error is returned, the rest is done all the same.
+    /// goes on at the next start. The first error is returned, the rest is done all the same. Nothing is put on record any more
+    /// when this returns.
     pub fn close(&self) -> Result<(), ControlError> {
         self.turns.close();
         self.round.end();
         // A change under way ends first.
         self.turns.wait_until_idle();
-        self.parts.close()
+        let closed = self.parts.close();
+        // A round or a question may be under way still, which wait for other servers.
+        self.record.close();
+        closed
     }
 
     /// A buffer that is served now.

@@ -1,8 +1,8 @@
 //! The record in memory, and its changes: on flash first, then told to the record of events, then in memory.
 //!
 //! Invariants: what memory says is what the registry has; nobody changes it but by a commit, under the lock that all readers
-//! take. Of the ledger's locks this one is taken first: others are taken below it, never above (but for what `figures` saw
-//! last). Called by all parts of the ledger.
+//! take; after [`RecordStore::close`] nobody does. Of the ledger's locks this one is taken first: others are taken below it, never
+//! above (but for what `figures` saw last). Called by all parts of the ledger.
 
 use super::Identity;
 use super::errors::not_theirs;
@@ -30,6 +30,7 @@ pub(super) struct RecordStore {
 pub(super) struct Kept {
     file: LedgerFile,
     version: Version,
+    is_closed: bool,
 }
 
 impl Deref for Kept {
@@ -50,7 +51,14 @@ impl RecordStore {
         file.begin()?;
         let version = registry.compare_and_set(version, &file, Room::Frees)?;
         let told = Arc::new(tell(file.server)?);
-        Ok(RecordStore { registry, kept: Mutex::new(Kept { file, version }), told })
+        let kept = Mutex::new(Kept { file, version, is_closed: false });
+        Ok(RecordStore { registry, kept, told })
+    }
+
+    /// The record stays as it is from now on: each change is refused (ESHUTDOWN). What a round or a question has under way ends
+    /// later, and another server may have the flash by then, or it may be gone.
+    pub(super) fn close(&self) {
+        self.kept.lock().is_closed = true;
     }
 
     /// The record of events, which each commit tells of its change.
@@ -98,6 +106,12 @@ impl RecordStore {
         note: Option<&str>,
         change: impl FnOnce(&mut LedgerFile),
     ) -> Result<(), ControlError> {
+        if kept.is_closed {
+            let why = "the server is ending";
+            return Err(ControlError::new("change the record of the pool", None, why)
+                .errno(libc::ESHUTDOWN)
+                .hint("ask again when it runs again"));
+        }
         let mut file = kept.file.clone();
         change(&mut file);
         kept.version = self.registry.compare_and_set(kept.version, &file, room)?;

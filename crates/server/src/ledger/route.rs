@@ -115,8 +115,14 @@ impl Ledger {
 
     fn pass_on(&self, server: ServerId, who: &Identity, request: LedgerRequest) -> LedgerReply {
         let question = PoolQuestion::Ledger { who: who.to_asker(), request };
-        let there = self.servers.must_be_there(server);
-        let answered = there.and_then(|()| self.servers.ask(server, &question));
+        let ask = || {
+            let there = self.servers.must_be_there(server);
+            there.and_then(|()| self.servers.ask(server, &question))
+        };
+        let answered = match ask() {
+            Err(error) if self.servers.was_not_asked_and_is_back(server, &error) => ask(),
+            answered => answered,
+        };
         match answered.map_err(|error| self.servers.looked_at_again(server, error)) {
             Ok(PoolReply::Ledger(reply)) => *reply,
             Ok(_) => LedgerReply::Error(self.servers.nonsense(server)),
@@ -124,6 +130,11 @@ impl Ledger {
                 let first = match (self.servers.links().silence_or_seen(server), &error.hint) {
                     (Some(Silence::Silent | Silence::Stopped(_)), Some(hint)) => {
                         format!("{hint}. It keeps the ledger of the pool")
+                    }
+                    // It may have answered another question since.
+                    (None, _) => {
+                        let again = "ask again, and start it again if it does not run";
+                        format!("it keeps the ledger of the pool: {again}")
                     }
                     _ => "it keeps the ledger of the pool: start it again".into(),
                 };

@@ -326,6 +326,13 @@ impl Servers {
         links::told(self.links.silence_or_seen(server), &at, &self.asked_flag())
     }
 
+    /// Whether a server that could not be reached, so that nothing was asked of it, has answered another question since.
+    pub(super) fn was_not_asked_and_is_back(&self, server: ServerId, error: &ControlError) -> bool {
+        error.errno == Some(libc::EHOSTUNREACH)
+            && error.what == asking(&self.host_of(server))
+            && self.links.silence(server).is_none()
+    }
+
     /// The error of a question to this server, for who asked: it names the process if that is stopped on this node, also where the
     /// question ended before that was to be seen.
     pub(super) fn looked_at_again(&self, server: ServerId, error: ControlError) -> ControlError {

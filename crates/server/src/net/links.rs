@@ -165,6 +165,7 @@ impl LineState {
     fn answered(&mut self) {
         self.silence = None;
         self.away_until = None;
+        self.heard = self.heard.wrapping_add(1);
     }
 
     fn note_silence(&mut self, why: Silence, wait: &Wait) {
@@ -526,9 +527,7 @@ impl Links {
     pub fn is_back(&self, server: ServerId) {
         if let Some(line) = self.lines.lock().get(&server) {
             let mut state = line.state.lock();
-            state.away_until = None;
-            state.silence = None;
-            state.heard = state.heard.wrapping_add(1);
+            state.answered();
         }
     }
 
@@ -569,7 +568,8 @@ impl Links {
                 }
                 Err(why) => why,
             };
-            // It was heard of after this attempt had begun: that says more than the failure does.
+            // It was heard of, or has answered another question, after this attempt had begun: that says more than the failure
+            // does. A greeting that began while it was stopped may be lost.
             if state.heard != heard && Instant::now() < deadline {
                 continue;
             }
@@ -746,5 +746,6 @@ mod tests {
         state.answered();
         assert!(!state.is_away(), "nobody would know why it is not asked");
         assert!(state.silence.is_none());
+        assert_eq!(state.heard, 1, "an attempt from before says nothing any more");
     }
 }

@@ -197,6 +197,27 @@ fn a_server_that_is_heard_of_while_an_attempt_fails_is_tried_again() {
     });
 }
 
+/// One that was stopped answers again, on another connection than that on which an attempt has waited since then.
+#[test]
+fn a_server_that_answers_another_question_while_an_attempt_fails_is_tried_again() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let before = nobody.local_addr().unwrap().to_string().parse().unwrap();
+    let links = links(&[before]);
+    let ask = || links.ask(SERVER, &about(NamesQuestion::Ping), b"", &mut Vec::new(), 5 * SECOND);
+    let answer = Ok(Reply::Names(NamesReply::Shard(ShardId(3))));
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(ask);
+        let (begun, _) = nobody.accept().unwrap();
+        let (_, listening) = served("127.0.0.1:0");
+        let addresses = listening.addresses().to_vec();
+        links.directory().set(SERVER, KnownServer { addresses, ..KnownServer::default() });
+        assert_eq!(ask(), answer);
+        drop(begun);
+        assert_eq!(asked.join().unwrap(), answer);
+        listening.stop();
+    });
+}
+
 #[test]
 fn who_can_do_without_an_answer_does_not_wait_long_and_learns_why_there_is_none() {
     // Its kernel takes connections, and nobody answers.

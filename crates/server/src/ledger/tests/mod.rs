@@ -156,6 +156,24 @@ fn a_buffer_is_made_found_again_and_destroyed() {
     assert_eq!(left, [DIR_NAME]);
 }
 
+/// A round, or an answer to another server, that is still under way.
+#[test]
+fn nothing_is_put_on_record_after_the_end() {
+    let flash = tempfile::tempdir_in("/dev/shm").unwrap();
+    let ledger = open(flash.path());
+    let dir = flash.path().join(DIR_NAME);
+    let change = || {
+        let mut kept = ledger.record.lock();
+        ledger.record.commit_freeing(&mut kept, |file| file.epoch += 1)
+    };
+    change().unwrap();
+    ledger.close().unwrap();
+    let last = LedgerFile::load(&dir).unwrap();
+    fails(change(), libc::ESHUTDOWN, "ending");
+    assert_eq!(LedgerFile::load(&dir).unwrap(), last);
+    assert_eq!(ledger.record.lock().epoch, last.epoch);
+}
+
 #[test]
 fn no_more_is_given_than_there_is() {
     let flash = tempfile::tempdir_in("/dev/shm").unwrap();
