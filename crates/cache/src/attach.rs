@@ -42,7 +42,7 @@ impl Opening {
         if state.forgotten {
             return None;
         }
-        state.opening += 1;
+        state.opens.begin();
         drop(state);
         Some(Opening(file))
     }
@@ -54,7 +54,7 @@ impl Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        self.0.state.lock().opening -= 1;
+        self.0.state.lock().opens.end();
     }
 }
 
@@ -164,7 +164,7 @@ impl CachedFiles {
         let mut state = file.state.lock();
         state.clean_unsynced = false;
         // Its object was made just now.
-        state.maybe_in_kernel = false;
+        state.opens.made_just_now();
         drop(state);
         Ok(file)
     }

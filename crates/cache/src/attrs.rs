@@ -217,13 +217,13 @@ impl Attributes {
             }
             self.note_acl(&file, fd.as_fd())?;
             let mut state = file.state.lock();
-            if state.opens == 0 {
+            if state.opens.all() == 0 {
                 state.writer = who.clone();
             }
             drop(state);
             self.data.truncate_data(&file, size)?;
         }
-        let closed = file.state.lock().opens == 0;
+        let closed = file.state.lock().opens.all() == 0;
         if closed {
             self.drain_list.closed(&file);
         }

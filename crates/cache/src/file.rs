@@ -7,6 +7,8 @@
 //!
 //! Invariant: an entry in memory is never better than on flash: changes are written first.
 
+mod open_counts;
+
 use super::flash::{Flash, Kept};
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, SyncState};
@@ -14,6 +16,7 @@ use super::space::WAIT;
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result, Timestamp};
 use forebay_store::objects::ObjectStat;
+use open_counts::OpenCounts;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
@@ -90,16 +93,8 @@ pub(crate) struct FileState {
     summed_from: Option<SummedFrom>,
     /// Which ctimes of the object are of fills and evictions.
     unwritten: Option<Unwritten>,
-    /// Opens that were not released.
-    pub opens: u64,
-    /// Of them, those by which the kernel has the object itself.
-    pub locals: u64,
-    /// Opens under way: nothing of it is evicted or forgotten.
-    pub opening: u32,
-    /// One of the opens by a kernel is for writing.
-    pub kernel_writes: bool,
-    /// A kernel may have it that is not counted: its mount is not heard any more, or was there before a restart.
-    pub maybe_in_kernel: bool,
+    /// Who has it open.
+    pub opens: OpenCounts,
     /// It has lost its last name: nothing of it will be drained.
     pub gone: bool,
     /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
@@ -191,13 +186,9 @@ impl CacheFile {
             set_mtime: None,
             summed_from: None,
             unwritten: None,
-            opens: 0,
-            locals: 0,
-            opening: 0,
-            kernel_writes: false,
+            opens: OpenCounts::of_loaded(),
             drained_from: None,
             drained_open: None,
-            maybe_in_kernel: true,
             gone: false,
             forgotten: false,
             at_open: None,
@@ -258,7 +249,7 @@ impl CacheFile {
     pub fn wait_closed(&self, kernels: bool) -> Result<()> {
         for _ in 0..CLOSE_TRIES {
             let state = self.state.lock();
-            if (if kernels { state.locals } else { state.opens }) == 0 {
+            if (if kernels { state.opens.by_kernel() } else { state.opens.all() }) == 0 {
                 return Ok(());
             }
             drop(state);
@@ -269,8 +260,7 @@ impl CacheFile {
 
     /// True if somebody has it open, or is just opening it.
     pub fn is_in_use(&self) -> bool {
-        let state = self.state.lock();
-        state.opens > 0 || state.opening > 0
+        self.state.lock().opens.is_in_use()
     }
 
     /// True if nothing of it is on flash any more, and nobody has it open.
@@ -306,7 +296,8 @@ impl CacheFile {
         let mut state = self.state.lock();
         let look = || self.flash.stat(self.ino).ok().map(|now| seen(&now));
         let before = state.summed_from.take().map(|from| from.object);
-        let follows = alone.is_some() && state.locals == 0 && before.is_some() && look() == before;
+        let follows =
+            alone.is_some() && state.opens.by_kernel() == 0 && before.is_some() && look() == before;
         self.flash.set_times(self.ino, atime, mtime)?;
         if follows {
             state.summed_from = look().map(|object| SummedFrom { object, has_new_times: true });
@@ -369,15 +360,12 @@ impl FileState {
     /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
     /// must meet no holes.
     pub fn is_in_kernel(&mut self, flash: &Flash, file: &CacheFile) -> Result<bool> {
-        if self.locals == 0 && self.maybe_in_kernel {
-            self.maybe_in_kernel = flash.is_open_elsewhere(file.ino)?;
-        }
-        Ok(self.locals > 0 || self.maybe_in_kernel)
+        self.opens.is_in_kernel(|| flash.is_open_elsewhere(file.ino))
     }
 
     /// True while a kernel may be writing it: others that have it only read.
     pub fn may_kernel_write(&self) -> bool {
-        self.record.whole && self.locals > 0
+        self.record.whole && self.opens.by_kernel() > 0
     }
 
     /// True while blocks of a file are fetched of which nothing is dirty.

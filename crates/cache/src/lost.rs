@@ -158,7 +158,7 @@ impl Losses {
             tracing::warn!(path = %state.record.path, "its data is gone from flash: from the PFS again");
             let size = state.record.base.size;
             self.begin_empty(file, &mut state, size)?;
-            state.locals > 0
+            state.opens.by_kernel() > 0
         };
         self.space.dropped(file.ino);
         match in_kernel {
@@ -177,7 +177,7 @@ impl Losses {
 
     /// A lost file is written anew from nothing. EIO while a kernel has what is gone. With `gate` locked alone.
     pub(crate) fn begin_anew(&self, file: &CacheFile, state: &mut FileState) -> Result<()> {
-        if state.locals > 0 {
+        if state.opens.by_kernel() > 0 {
             return Err(Errno::EIO);
         }
         self.begin_empty(file, state, 0)?;

@@ -304,7 +304,7 @@ impl PfsLeftovers {
     ) -> Result<()> {
         let (key, kept, needed) = {
             let state = file.state.lock();
-            let needed = state.record.is_dirty() || state.opens > 0;
+            let needed = state.record.is_dirty() || state.opens.all() > 0;
             (state.record.key, state.record.kept_as.clone(), needed)
         };
         if !needed {
@@ -387,7 +387,7 @@ impl PfsLeftovers {
         let _meta = file.meta.lock();
         let needed = {
             let state = file.state.lock();
-            let used = state.record.is_dirty() || state.opens > 0;
+            let used = state.record.is_dirty() || state.opens.all() > 0;
             state.record.kept_as.is_none() || state.gone || used
         };
         if needed {

@@ -68,8 +68,7 @@ impl RecordStore {
     ) -> Result<()> {
         let r = &state.record;
         let empty = state.map.present() == 0
-            && state.opens == 0
-            && state.opening == 0
+            && !state.opens.is_in_use()
             && state.filling.is_empty()
             && state.held.is_empty()
             && r.state == SyncState::Clean

@@ -151,7 +151,7 @@ impl Status {
             dirty_bytes: state.dirty_bytes(size),
             drained_bytes: state.drained_bytes,
             drain_total_bytes: state.drain_total_bytes,
-            opens: state.opens,
+            opens: state.opens.all(),
             pinned: r.pinned,
             grade: grade.into(),
             verified: r.verified.map(|how| match how {

@@ -45,7 +45,7 @@ impl Drainer {
             FileFacts {
                 since: self.origin.moment(since),
                 last_write: self.origin.moment(state.last_write),
-                opens: state.opens,
+                opens: state.opens.all(),
                 kernel_writes: state.may_kernel_write(),
                 needs_decision: state.record.state == SyncState::Conflict || state.is_lost(),
             }

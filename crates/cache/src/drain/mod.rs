@@ -447,7 +447,7 @@ impl Drainer {
             }
             Ok(false) => {
                 let mut state = file.state.lock();
-                let still_asked = asked && state.locals == 0;
+                let still_asked = asked && state.opens.by_kernel() == 0;
                 let not_again_before = Instant::now() + began.elapsed() * OPEN_PAUSES;
                 state.drained_open = before.map(|object| DrainedOpen {
                     size_bytes: object.size_bytes,

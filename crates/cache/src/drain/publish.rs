@@ -205,7 +205,7 @@ impl Publisher {
 
     /// A file that its writers make bigger than what is left of the buffer cannot wait to be whole.
     fn in_parts(&self, file: &CacheFile) -> bool {
-        file.state.lock().opens > 0 && self.drain_list.is_pressed()
+        file.state.lock().opens.all() > 0 && self.drain_list.is_pressed()
     }
 
     fn begin_job(&self, file: &Arc<CacheFile>) -> Outcome<Job> {
@@ -444,7 +444,7 @@ impl Publisher {
     /// True if a PFS file is open here, or has something that the PFS does not.
     fn is_used(&self, key: Key) -> Outcome<bool> {
         let other = self.records.find(key).map_err(at("look at the record on flash"))?;
-        Ok(other.is_some_and(|other| other.is_dirty() || other.state.lock().opens > 0))
+        Ok(other.is_some_and(|other| other.is_dirty() || other.state.lock().opens.all() > 0))
     }
 
     /// Puts the temporary in the file's place, if what is there still is what it replaces.

@@ -103,7 +103,7 @@ impl Settler {
             if let Some(untouched) = self.untouched(file)? {
                 return Ok(untouched);
             }
-            let was_open = file.state.lock().locals > 0;
+            let was_open = file.state.lock().opens.by_kernel() > 0;
             let before = self.flash.stat(file.ino)?;
             file.state.lock().sums_begin(&before);
             // Else what is written now could get the times that it has already, where the kernel's grain is coarse.
@@ -115,7 +115,7 @@ impl Settler {
             let after = self.flash.stat(file.ino)?;
             let mut state = file.state.lock();
             let same = state.sums_end(&after);
-            let closed = state.locals == 0;
+            let closed = state.opens.by_kernel() == 0;
             // One that was cut meanwhile: checksums of what is gone would vouch for it.
             let is_cut = after.size_bytes < before.size_bytes;
             if is_cut || (closed && !(same && would_show)) {
@@ -148,7 +148,7 @@ impl Settler {
         if state.map.dirty() > 0 || state.record.resized || !state.is_untouched(&object) {
             return Ok(None);
         }
-        if state.locals > 0 {
+        if state.opens.by_kernel() > 0 {
             // After a failure or a conflict a drain is to find out what is so now.
             let is_plain =
                 state.record.state == SyncState::Dirty && state.record.draining.is_none();

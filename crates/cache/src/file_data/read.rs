@@ -144,7 +144,7 @@ impl FileData {
         if state.record.whole || blocks.clone().any(|b| state.map.get(b).has(bits::DIRTY)) {
             return Ok(false);
         }
-        if state.opening > 0 {
+        if state.opens.is_under_way() {
             // It stays for who opens it: this reader gets it from the PFS.
             return Ok(true);
         }

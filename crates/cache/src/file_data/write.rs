@@ -226,7 +226,7 @@ impl FileData {
         if state.is_lost() {
             return Err(Errno::EIO);
         }
-        if state.gone && state.opens == 0 {
+        if state.gone && state.opens.all() == 0 {
             // Evicted in between: who comes by its name finds it anew.
             return Err(Errno::ESTALE);
         }

@@ -42,10 +42,9 @@ impl Opens {
             state.save(&self.flash, file, |record| record.whole = true)?;
             state.at_open = None;
         }
-        state.opens += count;
+        state.opens.add(count);
         if local {
-            state.locals += count;
-            state.maybe_in_kernel = true;
+            state.opens.add_by_kernel(count);
             if may_have_written && !state.is_lost() {
                 self.kernel_may_write(&mut state);
             }

@@ -61,7 +61,7 @@ impl Space {
         let Some(_gate) = gate else { return Ok(Went::InUse) };
         let mut state = file.state.lock();
         let r = &state.record;
-        let in_use = state.locals > 0 || state.opening > 0;
+        let in_use = state.opens.by_kernel() > 0 || state.opens.is_under_way();
         if state.gone {
             return Ok(Went::Bytes(0));
         }

@@ -120,7 +120,7 @@ fn lacks_sums(file: &CacheFile) -> bool {
         (SyncState::Clean | SyncState::Conflict, _) => false,
         _ if state.gone => false,
         // As long as a kernel has it, what is read may be another thing a moment later.
-        (_, true) => state.locals == 0,
+        (_, true) => state.opens.by_kernel() == 0,
         (_, false) => state.map.blocks().any(|(_, entry)| is_open(&entry)),
     }
 }
