@@ -7,18 +7,20 @@
 //!
 //! Invariant: an entry in memory is never better than on flash: changes are written first.
 
+mod drain_run;
 mod open_counts;
 
 use super::flash::{Flash, Kept};
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, SyncState};
 use super::space::WAIT;
+use drain_run::DrainRun;
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result, Timestamp};
 use forebay_store::objects::ObjectStat;
 use open_counts::OpenCounts;
 use parking_lot::{Condvar, Mutex, RwLock};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -83,12 +85,8 @@ pub(crate) struct FileState {
     pub writing: HashMap<u64, Writing>,
     /// Blocks that a write needs and that stay until it has them.
     pub held: HashMap<u64, u32>,
-    /// Blocks that become clean when the drain under way ends, if nobody writes them before.
-    pub draining: Option<HashSet<u64>>,
-    /// The shortest that the file was made since the drain under way began.
-    pub cut_to: Option<u64>,
-    /// The mtime that a program has set since the drain under way began.
-    pub set_mtime: Option<Timestamp>,
+    /// The drain under way.
+    pub drain_run: DrainRun,
     /// The object as it was when the checksums that are being made were begun.
     summed_from: Option<SummedFrom>,
     /// Which ctimes of the object are of fills and evictions.
@@ -129,12 +127,6 @@ pub(crate) struct FileState {
     pub losing: bool,
     /// Its map is gone from flash: which blocks are dirty nobody knows.
     pub map_gone: bool,
-    /// It is read for checksums, not drained.
-    pub summing: bool,
-    /// Bytes that the drain under way has written.
-    pub drained_bytes: u64,
-    /// Bytes that it has to write.
-    pub drain_total_bytes: u64,
 }
 
 /// One cached file. It holds a reference to its inode on flash.
@@ -181,9 +173,7 @@ impl CacheFile {
             filling: BTreeSet::new(),
             writing: HashMap::new(),
             held: HashMap::new(),
-            draining: None,
-            cut_to: None,
-            set_mtime: None,
+            drain_run: DrainRun::default(),
             summed_from: None,
             unwritten: None,
             opens: OpenCounts::of_loaded(),
@@ -203,9 +193,6 @@ impl CacheFile {
             promised_until: 0,
             losing: false,
             map_gone,
-            summing: false,
-            drained_bytes: 0,
-            drain_total_bytes: 0,
         };
         Ok(CacheFile {
             flash: Arc::clone(flash),
@@ -303,7 +290,7 @@ impl CacheFile {
             state.summed_from = look().map(|object| SummedFrom { object, has_new_times: true });
         }
         state.unwritten = None;
-        state.set_mtime = mtime.or(state.set_mtime);
+        state.drain_run.note_mtime(mtime);
         Ok(())
     }
 
@@ -391,12 +378,6 @@ impl FileState {
         let inside =
             |block: u64| ((block + 1) * BLOCK_BYTES).min(end) - (block * BLOCK_BYTES).max(offset);
         blocks_of(offset, length).filter(|b| !self.here(*b)).map(inside).sum()
-    }
-
-    /// How much of a PFS file of this size counts after a drain: nothing behind a truncation that came
-    /// while it ran.
-    pub fn limit_after_drain(&self, size: u64) -> u64 {
-        self.cut_to.map_or(size, |cut| cut.min(size))
     }
 
     /// True if nothing of the file has to be fetched any more.

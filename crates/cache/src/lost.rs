@@ -182,8 +182,7 @@ impl Losses {
         }
         self.begin_empty(file, state, 0)?;
         // A drain that was under way when it was lost has nothing to say of what comes now.
-        state.draining.iter_mut().for_each(|blocks| blocks.clear());
-        state.cut_to = Some(0);
+        state.drain_run.begin_anew();
         state.whole_on_flash = false;
         state.at_open = None;
         state.save(&self.flash, file, |record| {

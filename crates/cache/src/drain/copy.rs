@@ -152,7 +152,7 @@ impl Copier {
                     .and_then(|()| target.write_all_at(piece, at).map_err(|e| Errno::from_io(&e)))
                     .map_err(|e| failed(e, "write to the PFS"))?;
             }
-            file.state.lock().drained_bytes += length as u64;
+            file.state.lock().drain_run.wrote(length as u64);
             self.counters.sent(length as u64);
             at += run;
             if at < blocks.len() || !on_way.is_empty() {
@@ -253,11 +253,9 @@ impl Copier {
         let mut entries: Vec<Entry> = blocks.iter().map(|block| state.map.get(*block)).collect();
         for (i, (sum, bytes)) in sums.iter().zip(data.chunks(BLOCK_BYTES as usize)).enumerate() {
             let block = first + i as u64;
-            let alone = state.draining.as_ref().is_some_and(|set| set.contains(&block));
+            let alone = state.drain_run.is_untouched(block);
             if !alone || state.writing.contains_key(&block) {
-                if let Some(set) = &mut state.draining {
-                    set.remove(&block);
-                }
+                state.drain_run.touch(block);
                 continue;
             }
             if i * BLOCK_BYTES as usize + bytes.len() > got {

@@ -435,7 +435,7 @@ impl Drainer {
                 self.drain_list.dirty_since(file, began);
             }
             Err(_) => {
-                let sent_bytes = std::mem::take(&mut file.state.lock().drained_bytes);
+                let sent_bytes = file.state.lock().drain_run.take_written_bytes();
                 self.counters.wasted(sent_bytes);
             }
         }

@@ -310,7 +310,7 @@ impl FileData {
         })?;
         // What is being fetched behind it is not the file's any more.
         state.generation += 1;
-        state.cut_to = Some(state.cut_to.map_or(size, |cut| cut.min(size)));
+        state.drain_run.cut(size);
         if synced && !self.flash.is_volatile() {
             self.flash.sync()?;
         }
@@ -327,10 +327,8 @@ impl FileData {
         state.room_until = 0;
         forebay_failpoint::step("a file is cut");
         let behind = state.map.blocks_from(size.div_ceil(BLOCK_BYTES));
-        if let Some(draining) = &mut state.draining {
-            for block in &behind {
-                draining.remove(block);
-            }
+        for block in &behind {
+            state.drain_run.touch(*block);
         }
         let none: Vec<_> = behind.into_iter().map(|block| (block, Entry::default())).collect();
         state.put_runs(&self.flash, file, &none)?;
@@ -338,9 +336,7 @@ impl FileData {
         let entry = state.map.get(edge);
         if size % BLOCK_BYTES != 0 && entry.has(bits::PRESENT) {
             state.put(&self.flash, file, edge, &[entry.with(bits::DIRTY | bits::OPEN)])?;
-            if let Some(draining) = &mut state.draining {
-                draining.remove(&edge);
-            }
+            state.drain_run.touch(edge);
         }
         state.save(&self.flash, file, |record| record.truncating_to = None)
     }
@@ -467,9 +463,7 @@ fn begin(state: &mut FileState, flash: &Flash, file: &CacheFile, blocks: Range<u
         let writing = state.writing.entry(block).or_default();
         writing.shared |= writing.count > 0;
         writing.count += 1;
-        if let Some(draining) = &mut state.draining {
-            draining.remove(&block);
-        }
+        state.drain_run.touch(block);
     }
     Ok(())
 }
@@ -550,9 +544,7 @@ fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
 
 /// A drain that began after the write did may have read the block before its bytes came: it is not clean at the end of that.
 fn leave(state: &mut FileState, block: u64) {
-    if let Some(draining) = &mut state.draining {
-        draining.remove(&block);
-    }
+    state.drain_run.touch(block);
     if let Some(writing) = state.writing.get_mut(&block) {
         writing.count -= 1;
         if writing.count == 0 {
