@@ -107,8 +107,8 @@ impl Attributes {
             attr.mtime = object.mtime;
             // Of what a kernel may write and has not, the data's ctime is of the open.
             let state = file.state.lock();
-            if !state.is_untouched(&object) {
-                attr.ctime = attr.ctime.max(state.ctime_of(&object));
+            if !state.evidence.is_untouched(&object) {
+                attr.ctime = attr.ctime.max(state.evidence.ctime_of(&object));
             }
             drop(state);
             // What is not here is on the PFS.

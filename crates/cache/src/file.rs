@@ -9,15 +9,15 @@
 
 mod drain_run;
 mod open_counts;
+mod write_evidence;
 
-use super::flash::{Flash, Kept};
+use super::flash::Flash;
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, SyncState};
 use super::space::WAIT;
 use drain_run::DrainRun;
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result, Timestamp};
-use forebay_store::objects::ObjectStat;
 use open_counts::OpenCounts;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap};
@@ -27,6 +27,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+pub(crate) use write_evidence::DrainedOpen;
+use write_evidence::{WriteEvidence, seen};
 
 /// How often, and after which pauses, it is looked whether a close is heard of.
 const CLOSE_TRIES: u32 = 100;
@@ -51,31 +53,6 @@ pub(crate) struct Ahead {
     pub window: u64,
 }
 
-/// Size, mtime and ctime of an object.
-pub(crate) type Seen = (u64, Timestamp, Timestamp);
-
-/// What tells whether an object was changed.
-pub(crate) fn seen(object: &ObjectStat) -> Seen {
-    (object.size_bytes, object.mtime, object.ctime)
-}
-
-/// An object of which checksums are being made.
-#[derive(Clone, Copy)]
-struct SummedFrom {
-    object: Seen,
-    /// It has followed times that were set since. A write right after that may have got the same ones.
-    has_new_times: bool,
-}
-
-/// Fills and evictions move the ctime of an object, which nobody can set.
-#[derive(Clone, Copy)]
-struct Unwritten {
-    /// What it was before the first one.
-    from: Timestamp,
-    /// What it is after the last one.
-    until: Timestamp,
-}
-
 /// What `state` guards.
 pub(crate) struct FileState {
     pub record: Record,
@@ -87,22 +64,16 @@ pub(crate) struct FileState {
     pub held: HashMap<u64, u32>,
     /// The drain under way.
     pub drain_run: DrainRun,
-    /// The object as it was when the checksums that are being made were begun.
-    summed_from: Option<SummedFrom>,
-    /// Which ctimes of the object are of fills and evictions.
-    unwritten: Option<Unwritten>,
     /// Who has it open.
     pub opens: OpenCounts,
+    /// What tells whether its object was written.
+    pub evidence: WriteEvidence,
     /// It has lost its last name: nothing of it will be drained.
     pub gone: bool,
     /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
     pub forgotten: bool,
     /// When the last drain began that brought all that was dirty then to the PFS.
     pub drained_from: Option<Instant>,
-    /// The object as it was when it last drained while a kernel had it open.
-    pub drained_open: Option<DrainedOpen>,
-    /// The object when it was given to a kernel for writing.
-    pub at_open: Option<Seen>,
     /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
     /// the file is dirty again, map and record are synced.
     pub clean_unsynced: bool,
@@ -174,14 +145,11 @@ impl CacheFile {
             writing: HashMap::new(),
             held: HashMap::new(),
             drain_run: DrainRun::default(),
-            summed_from: None,
-            unwritten: None,
+            evidence: WriteEvidence::default(),
             opens: OpenCounts::of_loaded(),
             drained_from: None,
-            drained_open: None,
             gone: false,
             forgotten: false,
-            at_open: None,
             clean_unsynced: true,
             whole_on_flash: false,
             last_write: Instant::now(),
@@ -275,21 +243,19 @@ impl CacheFile {
         if atime.is_none() && mtime.is_none() {
             return Ok(());
         }
-        let is_summed = self.state.lock().summed_from.is_some();
+        let is_summed = self.state.lock().evidence.is_summed();
         // Alone no request writes. Where somebody uses the file for long its checksums are made again.
         let alone = if is_summed { self.gate.try_write_for(WAIT) } else { None };
         // Not in the midst of a fill or an eviction, which would set the old one again.
         let _shared = alone.is_none().then(|| self.gate.read());
         let mut state = self.state.lock();
         let look = || self.flash.stat(self.ino).ok().map(|now| seen(&now));
-        let before = state.summed_from.take().map(|from| from.object);
+        let before = state.evidence.take_summed();
         let follows =
             alone.is_some() && state.opens.by_kernel() == 0 && before.is_some() && look() == before;
         self.flash.set_times(self.ino, atime, mtime)?;
-        if follows {
-            state.summed_from = look().map(|object| SummedFrom { object, has_new_times: true });
-        }
-        state.unwritten = None;
+        let now = if follows { look() } else { None };
+        state.evidence.times_set(now);
         state.drain_run.note_mtime(mtime);
         Ok(())
     }
@@ -322,24 +288,6 @@ impl Drop for Held<'_> {
 impl Drop for CacheFile {
     fn drop(&mut self) {
         self.flash.release(self.ino);
-    }
-}
-
-/// What of an open file is on the PFS.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DrainedOpen {
-    pub size_bytes: u64,
-    pub mtime: Timestamp,
-    /// All of it was read for that.
-    pub not_again_before: std::time::Instant,
-    /// Somebody asked for that drain.
-    pub asked: bool,
-}
-
-impl DrainedOpen {
-    /// True if the object still is what it was, as far as its size and times tell.
-    pub fn has(&self, object: &forebay_store::objects::ObjectStat) -> bool {
-        (self.size_bytes, self.mtime) == (object.size_bytes, object.mtime)
     }
 }
 
@@ -509,48 +457,6 @@ impl FileState {
             // How long it was nobody knows.
             (false, _) if self.is_lost() && size == 0 => self.map.dirty() * BLOCK_BYTES,
             (false, _) => (self.map.dirty() * BLOCK_BYTES).min(size),
-        }
-    }
-
-    /// True if the object is as it was when a kernel got it for writing.
-    pub fn is_untouched(&self, now: &ObjectStat) -> bool {
-        self.at_open == Some(seen(now))
-    }
-
-    /// Checksums of the whole object, as it is, are about to be made.
-    pub fn sums_begin(&mut self, object: &ObjectStat) {
-        self.summed_from = Some(SummedFrom { object: seen(object), has_new_times: false });
-    }
-
-    /// They are made. True if the object still is what it was, as far as its size and times tell.
-    pub fn sums_end(&mut self, object: &ObjectStat) -> bool {
-        self.summed_from.take().is_some_and(|from| from.object == seen(object))
-    }
-
-    /// Somebody is about to write the object, or may.
-    pub fn may_be_written(&mut self) {
-        self.summed_from = self.summed_from.filter(|from| !from.has_new_times);
-    }
-
-    /// The object was changed in a way that is no write of the file.
-    pub fn note_unwritten(&mut self, kept: &Kept) {
-        let from = match self.unwritten {
-            Some(before) if before.until == kept.before => before.from,
-            _ => kept.before,
-        };
-        self.unwritten = Some(Unwritten { from, until: kept.after });
-    }
-
-    /// The ctime of the file's data: that of the object, but for changes that were no writes. What a kernel without fine
-    /// stamps gives a write right after one has the same ctime; it has the same mtime, too.
-    pub fn ctime_of(&self, object: &ObjectStat) -> Timestamp {
-        match self.unwritten {
-            Some(Unwritten { from, until })
-                if from < object.ctime && object.ctime <= until && object.mtime < object.ctime =>
-            {
-                from
-            }
-            _ => object.ctime,
         }
     }
 }

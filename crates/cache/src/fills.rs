@@ -185,7 +185,7 @@ impl Fills {
         match alone.is_some() {
             true => {
                 let kept = self.flash.keep_mtime(file.ino, write)?;
-                file.state.lock().note_unwritten(&kept);
+                file.state.lock().evidence.note_unwritten(&kept);
                 kept.changed?;
             }
             false => write()?,

@@ -184,7 +184,7 @@ impl Losses {
         // A drain that was under way when it was lost has nothing to say of what comes now.
         state.drain_run.begin_anew();
         state.whole_on_flash = false;
-        state.at_open = None;
+        state.evidence.forget_open();
         state.save(&self.flash, file, |record| {
             record.lost_bytes = None;
             record.state = SyncState::Dirty;

@@ -427,7 +427,7 @@ impl Opens {
             return;
         }
         if state.record.is_dirty() {
-            let drained = state.drained_open.filter(|open| open.asked);
+            let drained = state.evidence.drained_open().filter(|open| open.asked);
             drop(state);
             // Who asked while it was open, or while its close was under way, was given all that it has: it is clean after one more
             // look, whatever its policy.

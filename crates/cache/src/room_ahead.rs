@@ -134,7 +134,7 @@ impl RoomAhead {
         let give = || self.flash.fallocate(file.ino, punch, from, until - from);
         // No write, so no other time of the last one.
         let kept = self.flash.keep_mtime(file.ino, give)?;
-        state.note_unwritten(&kept);
+        state.evidence.note_unwritten(&kept);
         kept.changed?;
         Ok(512 * object.blocks_512.saturating_sub(self.flash.stat(file.ino)?.blocks_512))
     }

@@ -24,10 +24,11 @@ impl Costly for Looks<'_> {
         let state = self.file.state.lock();
         Some(KernelFile {
             written_ago,
-            nothing_new: state.drained_open.is_some_and(|open| open.has(&object))
-                || state.is_untouched(&object),
+            nothing_new: state.evidence.drained_open().is_some_and(|open| open.has(&object))
+                || state.evidence.is_untouched(&object),
             not_again_before: state
-                .drained_open
+                .evidence
+                .drained_open()
                 .map(|open| self.drainer.origin.moment(open.not_again_before)),
         })
     }

@@ -449,12 +449,12 @@ impl Drainer {
                 let mut state = file.state.lock();
                 let still_asked = asked && state.opens.by_kernel() == 0;
                 let not_again_before = Instant::now() + began.elapsed() * OPEN_PAUSES;
-                state.drained_open = before.map(|object| DrainedOpen {
+                state.evidence.set_drained_open(before.map(|object| DrainedOpen {
                     size_bytes: object.size_bytes,
                     mtime: object.mtime,
                     not_again_before,
                     asked,
-                });
+                }));
                 drop(state);
                 let then = Instant::now() + Duration::from_millis(200);
                 self.drain_list.put_back(file, then, still_asked);

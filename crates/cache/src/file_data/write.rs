@@ -5,7 +5,7 @@
 //! written in part was here before; two writers of one block never make its checksum. Called for
 //! FUSE requests that are not passthrough.
 
-use super::super::file::{CacheFile, FileState, seen};
+use super::super::file::{CacheFile, FileState};
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
 use super::super::record::SyncState;
@@ -231,7 +231,7 @@ impl FileData {
             return Err(Errno::ESTALE);
         }
         state.last_write = Instant::now();
-        state.may_be_written();
+        state.evidence.may_be_written();
         if state.record.state == SyncState::Clean {
             state.sync_clean(&self.flash, file)?;
             let writer = state.writer.clone();
@@ -265,7 +265,7 @@ impl FileData {
             self.flash.set_times(file.ino, None, Some(mtime))?;
             let object = self.flash.stat(file.ino)?;
             // A time that a write could get at this moment tells nothing.
-            state.at_open = self.clocks.has_passed(object.mtime).then_some(seen(&object));
+            state.evidence.given_to_kernel(&object, self.clocks.has_passed(object.mtime));
         }
         if !self.flash.is_volatile() {
             self.flash.sync_data(file.ino)?;

@@ -40,7 +40,7 @@ impl Opens {
             // Read once at its close, as after any write by a kernel.
             self.data.mark_dirty(file, &mut state)?;
             state.save(&self.flash, file, |record| record.whole = true)?;
-            state.at_open = None;
+            state.evidence.forget_open();
         }
         state.opens.add(count);
         if local {

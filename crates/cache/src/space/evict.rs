@@ -44,7 +44,7 @@ impl Space {
             // The object's times are the file's, and this is no write.
             true => {
                 let kept = self.flash.keep_mtime(file.ino, punch)?;
-                state.note_unwritten(&kept);
+                state.evidence.note_unwritten(&kept);
                 kept.changed
             }
             false => punch(),
