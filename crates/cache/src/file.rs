@@ -7,6 +7,7 @@
 //!
 //! Invariant: an entry in memory is never better than on flash: changes are written first.
 
+mod block_use;
 mod drain_run;
 mod open_counts;
 mod write_evidence;
@@ -15,12 +16,12 @@ use super::flash::Flash;
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, SyncState};
 use super::space::WAIT;
+use block_use::BlockUse;
 use drain_run::DrainRun;
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result, Timestamp};
 use open_counts::OpenCounts;
 use parking_lot::{Condvar, Mutex, RwLock};
-use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -36,14 +37,6 @@ const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 /// Entries of the map that are written down at a time.
 pub(crate) const ENTRIES_AT_ONCE: usize = 512;
 
-/// Writes that are under way in one block.
-#[derive(Default)]
-pub(crate) struct Writing {
-    pub count: u32,
-    /// There was more than one at a time: none of them knows the block's content.
-    pub shared: bool,
-}
-
 /// Sequential reading, as far as seen.
 #[derive(Default)]
 pub(crate) struct Ahead {
@@ -57,11 +50,8 @@ pub(crate) struct Ahead {
 pub(crate) struct FileState {
     pub record: Record,
     pub map: BlockMap,
-    /// Blocks that are being fetched.
-    pub filling: BTreeSet<u64>,
-    pub writing: HashMap<u64, Writing>,
-    /// Blocks that a write needs and that stay until it has them.
-    pub held: HashMap<u64, u32>,
+    /// Who is at work on which blocks.
+    pub block_use: BlockUse,
     /// The drain under way.
     pub drain_run: DrainRun,
     /// Who has it open.
@@ -141,9 +131,7 @@ impl CacheFile {
             writer: record.writer.clone(),
             record,
             map,
-            filling: BTreeSet::new(),
-            writing: HashMap::new(),
-            held: HashMap::new(),
+            block_use: BlockUse::default(),
             drain_run: DrainRun::default(),
             evidence: WriteEvidence::default(),
             opens: OpenCounts::of_loaded(),
@@ -265,7 +253,7 @@ impl CacheFile {
         let blocks: Vec<u64> = blocks.collect();
         let mut state = self.state.lock();
         for block in &blocks {
-            *state.held.entry(*block).or_default() += 1;
+            state.block_use.hold(*block);
         }
         Held { file: self, blocks }
     }
@@ -275,12 +263,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut state = self.file.state.lock();
         for block in &self.blocks {
-            if let Some(count) = state.held.get_mut(block) {
-                *count -= 1;
-                if *count == 0 {
-                    state.held.remove(block);
-                }
-            }
+            state.block_use.let_go(*block);
         }
     }
 }
@@ -305,7 +288,7 @@ impl FileState {
 
     /// True while blocks of a file are fetched of which nothing is dirty.
     pub fn is_clean_and_filled(&self) -> bool {
-        !self.record.is_dirty() && !self.filling.is_empty()
+        !self.record.is_dirty() && self.block_use.has_fills()
     }
 
     /// True if a block need not be fetched.

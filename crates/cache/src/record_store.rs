@@ -69,8 +69,8 @@ impl RecordStore {
         let r = &state.record;
         let empty = state.map.present() == 0
             && !state.opens.is_in_use()
-            && state.filling.is_empty()
-            && state.held.is_empty()
+            && !state.block_use.has_fills()
+            && !state.block_use.has_held()
             && r.state == SyncState::Clean
             && r.kept_as.is_none()
             && !(r.pinned || r.nameless || state.listed || state.gone);

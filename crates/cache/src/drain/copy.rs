@@ -254,7 +254,7 @@ impl Copier {
         for (i, (sum, bytes)) in sums.iter().zip(data.chunks(BLOCK_BYTES as usize)).enumerate() {
             let block = first + i as u64;
             let alone = state.drain_run.is_untouched(block);
-            if !alone || state.writing.contains_key(&block) {
+            if !alone || state.block_use.is_writing(block) {
                 state.drain_run.touch(block);
                 continue;
             }

@@ -602,7 +602,7 @@ impl Publisher {
         let mut state = file.state.lock();
         let mut clean = state.drain_run.end();
         // A write that was under way when the drain began, and still is.
-        clean.retain(|block| !state.writing.contains_key(block));
+        clean.retain(|block| !state.block_use.is_writing(*block));
         state.clean_unsynced = true;
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
         let limit = state.drain_run.limit(stat.size.min(object.size_bytes));

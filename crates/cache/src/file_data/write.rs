@@ -142,7 +142,7 @@ impl FileData {
                 continue;
             }
             let blocks = blocks_of(offset, length);
-            if blocks.clone().any(|b| state.filling.contains(&b)) {
+            if blocks.clone().any(|b| state.block_use.is_filling(b)) {
                 let begun = self.activity.begin();
                 // The fill needs it.
                 drop((shared, alone));
@@ -193,7 +193,7 @@ impl FileData {
         for block in blocks {
             let entry = state.map.get(block);
             let closed = entry.has(bits::PRESENT) && !entry.has(bits::OPEN);
-            if !closed || state.record.whole || state.writing.contains_key(&block) {
+            if !closed || state.record.whole || state.block_use.is_writing(block) {
                 continue;
             }
             let mut data = vec![0; entry.len as usize];
@@ -460,9 +460,7 @@ fn begin(state: &mut FileState, flash: &Flash, file: &CacheFile, blocks: Range<u
     state.put(flash, file, blocks.start, &entries)?;
     forebay_failpoint::step("blocks are open in the map");
     for block in blocks {
-        let writing = state.writing.entry(block).or_default();
-        writing.shared |= writing.count > 0;
-        writing.count += 1;
+        state.block_use.begin_write(block);
         state.drain_run.touch(block);
     }
     Ok(())
@@ -500,7 +498,7 @@ fn end(
 ) -> Result<()> {
     let mut entries = Vec::with_capacity((blocks.end - blocks.start) as usize);
     for block in blocks.clone() {
-        let alone = state.writing.get(&block).is_some_and(|w| !w.shared);
+        let alone = state.block_use.is_written_alone(block);
         leave(state, block);
         entries.push(match sums.get(block).filter(|_| alone) {
             Some(sum) => {
@@ -535,7 +533,7 @@ fn end_unknown(
 /// reach, by an error, has nothing of it: the PFS has what was there.
 fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
     let entry = state.map.get(block);
-    let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
+    let untouched = block * BLOCK_BYTES >= until && !state.block_use.is_writing(block);
     match entry.has(bits::FRESH) && untouched {
         true => Entry::default(),
         false => entry.without(bits::FRESH),
@@ -545,12 +543,7 @@ fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
 /// A drain that began after the write did may have read the block before its bytes came: it is not clean at the end of that.
 fn leave(state: &mut FileState, block: u64) {
     state.drain_run.touch(block);
-    if let Some(writing) = state.writing.get_mut(&block) {
-        writing.count -= 1;
-        if writing.count == 0 {
-            state.writing.remove(&block);
-        }
-    }
+    state.block_use.end_write(block);
 }
 
 #[cfg(test)]

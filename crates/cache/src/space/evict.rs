@@ -78,9 +78,7 @@ impl Space {
         for block in blocks.start..=blocks.end {
             let entry = state.map.get(block);
             let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
-            let used = state.filling.contains(&block)
-                || state.writing.contains_key(&block)
-                || state.held.contains_key(&block);
+            let used = state.block_use.is_in_use(block);
             if block < blocks.end && !used && (clean || !state.here(block)) {
                 if clean {
                     run = Some(run.map_or(block, |run| run.start)..block + 1);

@@ -92,8 +92,7 @@ impl Settler {
                 return Err(Errno::EAGAIN);
             }
             // A write that came since has taken it out.
-            let is_same =
-                state.drain_run.is_untouched(block) && !state.writing.contains_key(&block);
+            let is_same = state.drain_run.is_untouched(block) && !state.block_use.is_writing(block);
             let entry = state.map.get(block);
             if is_same && is_open(&entry) {
                 let entry = Entry { bits: entry.bits, ..sum }.without(bits::OPEN);
