@@ -228,9 +228,9 @@ impl CachedFiles {
                 self.flash.truncate(file.ino, 0)?;
             }
             forebay_failpoint::step("nothing is here of a file any more");
-            state.seen_bytes = 0;
+            state.extent.set_seen(0);
             self.flash.truncate(file.ino, stat.size)?;
-            state.seen_bytes = stat.size;
+            state.extent.set_seen(stat.size);
             state.save(&self.flash, file, |record| {
                 record.base = Base::of_foreign(stat, &self.clocks);
                 record.fetch_limit = stat.size;

@@ -95,7 +95,7 @@ impl Attributes {
             // A name of ours is nobody's.
             attr.nlink = attr.nlink.saturating_sub(1).max(1);
         }
-        let promised = file.state.lock().promised_until.div_ceil(512);
+        let promised = file.state.lock().extent.promised_until().div_ceil(512);
         if file.is_dirty() {
             let Some(object) = self.losses.object_unless_lost(file)? else {
                 // It can be removed, and written anew: nobody opens it to read.

@@ -9,6 +9,7 @@
 
 mod block_use;
 mod drain_run;
+mod extent;
 mod open_counts;
 mod write_evidence;
 
@@ -18,6 +19,7 @@ use super::record::{Record, SyncState};
 use super::space::WAIT;
 use block_use::BlockUse;
 use drain_run::DrainRun;
+use extent::Extent;
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result, Timestamp};
 use open_counts::OpenCounts;
@@ -78,12 +80,8 @@ pub(crate) struct FileState {
     pub generation: u64,
     /// It is in the list of what has to drain, and its node is pinned.
     pub listed: bool,
-    /// The object has, or had, so many bytes: a shorter one was cut by somebody else.
-    pub seen_bytes: u64,
-    /// Up to where room was taken behind the end; 0: none was ([`super::room_ahead`]).
-    pub room_until: u64,
-    /// Up to where `fallocate` has promised space, which is shown as used.
-    pub promised_until: u64,
+    /// How far its object reaches.
+    pub extent: Extent,
     /// It is just being noted that its data is lost.
     pub losing: bool,
     /// Its map is gone from flash: which blocks are dirty nobody knows.
@@ -144,9 +142,7 @@ impl CacheFile {
             ahead: Ahead::default(),
             generation: 0,
             listed: false,
-            seen_bytes,
-            room_until: 0,
-            promised_until: 0,
+            extent: Extent::of(seen_bytes),
             losing: false,
             map_gone,
         };

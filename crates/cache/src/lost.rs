@@ -41,13 +41,6 @@ impl FileState {
     pub fn is_lost(&self) -> bool {
         self.record.lost_bytes.is_some()
     }
-
-    /// The object has so many bytes. False if it had more, and not we have cut it.
-    pub fn has_seen(&mut self, bytes: u64) -> bool {
-        let is_whole = bytes >= self.seen_bytes;
-        self.seen_bytes = self.seen_bytes.max(bytes);
-        is_whole
-    }
 }
 
 /// Finds out what is lost of files.
@@ -89,7 +82,7 @@ impl Losses {
     pub(crate) fn object_unless_lost(&self, file: &Arc<CacheFile>) -> Result<Option<ObjectStat>> {
         let (seen_bytes, is_suspect) = {
             let state = file.state.lock();
-            (state.seen_bytes, state.is_lost() || state.map_gone)
+            (state.extent.seen_bytes(), state.is_lost() || state.map_gone)
         };
         // Not in the midst of a fill or an eviction, which has moved its mtime and sets it again.
         let looked = {
@@ -111,7 +104,8 @@ impl Losses {
         if state.is_lost() {
             return Gone::Known;
         }
-        let is_gone = state.map_gone || self.flash.is_gone_or_cut(file.ino, state.seen_bytes);
+        let is_gone =
+            state.map_gone || self.flash.is_gone_or_cut(file.ino, state.extent.seen_bytes());
         match state.record.is_dirty() {
             _ if !is_gone => Gone::Nothing,
             true => Gone::Dirty,
@@ -134,7 +128,7 @@ impl Losses {
         let mut state = file.state.lock();
         let at_s = Timestamp::now().sec;
         let mut record = state.record.clone();
-        record.lost_bytes = Some(state.seen_bytes.max(state.map.vouched_bytes()));
+        record.lost_bytes = Some(state.extent.seen_bytes().max(state.map.vouched_bytes()));
         record.state = SyncState::Failed;
         record.failure = Some(Failure { errno: libc::EIO, what: LOST.into(), tries: 0, at_s });
         if let Err(error) = state.save(&self.flash, file, |now| now.clone_from(&record)) {
@@ -202,9 +196,9 @@ impl Losses {
         self.flash.make_anew(file.ino)?;
         state.map.clear();
         state.map_gone = false;
-        state.seen_bytes = 0;
+        state.extent.set_seen(0);
         self.flash.truncate(file.ino, size)?;
-        state.seen_bytes = size;
+        state.extent.set_seen(size);
         Ok(())
     }
 }

@@ -400,7 +400,7 @@ impl Opens {
             if was_written {
                 self.counters.kernel_writes_one_less();
                 if let Ok(object) = self.flash.stat(file.ino) {
-                    state.has_seen(object.size_bytes);
+                    state.extent.has_seen(object.size_bytes);
                 }
             }
         }

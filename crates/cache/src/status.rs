@@ -114,7 +114,7 @@ impl Status {
         let state = file.state.lock();
         let r = &state.record;
         // What cannot be looked at is told all the same: it is not on the PFS.
-        let size = there.map_or(state.seen_bytes, |object| object.size_bytes);
+        let size = there.map_or(state.extent.seen_bytes(), |object| object.size_bytes);
         let name = match r.state {
             _ if is_lost => "failed",
             SyncState::Clean => "clean",

@@ -211,7 +211,7 @@ impl Publisher {
         let _gate = file.gate.read();
         let mut state = file.state.lock();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
-        state.has_seen(object.size_bytes).then_some(()).ok_or_else(lost)?;
+        state.extent.has_seen(object.size_bytes).then_some(()).ok_or_else(lost)?;
         let blocks: Vec<u64> =
             state.map.blocks().filter(|(_, e)| to_drain(e)).map(|(b, _)| b).collect();
         self.counters.drain_begins();

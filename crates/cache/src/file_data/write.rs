@@ -171,7 +171,7 @@ impl FileData {
             let until = offset + done.len() as u64;
             let mut state = file.state.lock();
             if !done.is_empty() {
-                state.has_seen(until);
+                state.extent.has_seen(until);
             }
             end(&mut state, &self.flash, file, blocks, until, &sums)?;
             drop(state);
@@ -295,9 +295,9 @@ impl FileData {
         if size >= old {
             state.save(&self.flash, file, |record| record.resized = true)?;
             self.flash.truncate(file.ino, size)?;
-            state.has_seen(size);
+            state.extent.has_seen(size);
             // What was promised behind the end goes, as with any truncation.
-            state.promised_until = state.promised_until.min(size);
+            state.extent.promise_ends(size);
             return Ok(());
         }
         let synced = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::SYNCED))
@@ -320,11 +320,10 @@ impl FileData {
 
     /// Does a truncation that is on record, and takes it off.
     pub(crate) fn cut(&self, file: &CacheFile, state: &mut FileState, size: u64) -> Result<()> {
-        state.seen_bytes = state.seen_bytes.min(size);
-        state.promised_until = state.promised_until.min(size);
+        state.extent.cut(size);
         self.flash.truncate(file.ino, size)?;
         // That went along.
-        state.room_until = 0;
+        state.extent.take_room();
         forebay_failpoint::step("a file is cut");
         let behind = state.map.blocks_from(size.div_ceil(BLOCK_BYTES));
         for block in &behind {
@@ -365,7 +364,7 @@ impl FileData {
                 self.truncate_data(file, end)?;
             }
             let mut state = file.state.lock();
-            state.promised_until = state.promised_until.max(end);
+            state.extent.promise(end);
             return Ok(());
         }
         let _held = file.hold(edges(offset, length));
