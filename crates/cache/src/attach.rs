@@ -39,7 +39,7 @@ impl Opening {
     /// `None` if it was forgotten.
     pub(super) fn of(file: Arc<CacheFile>) -> Option<Opening> {
         let mut state = file.state.lock();
-        if state.forgotten {
+        if state.is_forgotten() {
             return None;
         }
         state.opens.begin();
@@ -162,7 +162,7 @@ impl CachedFiles {
         forebay_failpoint::step("a clean file is on record");
         let file = self.records.load(made, number, &record)?;
         let mut state = file.state.lock();
-        state.clean_unsynced = false;
+        state.note_synced();
         // Its object was made just now.
         state.opens.made_just_now();
         drop(state);
@@ -218,7 +218,7 @@ impl CachedFiles {
                     record.resized = false;
                 })?;
                 forebay_failpoint::step("what is dropped is not dirty any more");
-                state.clean_unsynced = true;
+                state.note_clean();
             }
             state.sync_clean(&self.flash, file)?;
             self.flash.clear_map(file.ino)?;
@@ -275,7 +275,7 @@ impl CachedFiles {
         }
         let goes_on = {
             let state = file.state.lock();
-            state.gone || state.record.nameless
+            state.is_gone() || state.record.nameless
         };
         if !goes_on {
             // Nothing was here of it when it was removed.

@@ -184,7 +184,7 @@ impl Attributes {
     fn is_copied_up(&self, caller: &Caller, ino: Ino, file: &CacheFile) -> bool {
         let is_nameless = {
             let state = file.state.lock();
-            state.record.nameless && !state.gone
+            state.record.nameless && !state.is_gone()
         };
         let owner =
             || self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd()).map(|stat| stat.uid);

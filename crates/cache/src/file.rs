@@ -1,5 +1,9 @@
 //! One cached file in memory: its record, its map, who is using it.
 //!
+//! What `state` guards is in parts, each with its own rules: who has the file open ([`OpenCounts`]), who is at work on which
+//! blocks ([`BlockUse`]), the drain under way ([`DrainRun`]), how far the object reaches ([`Extent`]), and what tells whether it
+//! was written ([`WriteEvidence`]).
+//!
 //! Locks, in the order in which they are taken: `drain` (one drain at a time), `meta` (opens, and
 //! changes of the name or attributes on the PFS that a drain must not cross), `append`, `gate`
 //! (shared: data is read or written; alone: blocks go away), `state`. No call on the PFS is made
@@ -48,6 +52,16 @@ pub(crate) struct Ahead {
     pub window: u64,
 }
 
+/// What is left of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Alive,
+    /// It has lost its last name: nothing of it will be drained.
+    Gone,
+    /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
+    Forgotten,
+}
+
 /// What `state` guards.
 pub(crate) struct FileState {
     pub record: Record,
@@ -60,18 +74,13 @@ pub(crate) struct FileState {
     pub opens: OpenCounts,
     /// What tells whether its object was written.
     pub evidence: WriteEvidence,
-    /// It has lost its last name: nothing of it will be drained.
-    pub gone: bool,
-    /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
-    pub forgotten: bool,
-    /// When the last drain began that brought all that was dirty then to the PFS.
-    pub drained_from: Option<Instant>,
+    life: Life,
     /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
     /// the file is dirty again, map and record are synced.
-    pub clean_unsynced: bool,
+    clean_unsynced: bool,
     /// What a kernel wrote has its checksums, and on flash the record still calls all of it dirty, until it has
     /// drained: the map was not synced, and what was fsynced is to survive a power cut.
-    pub whole_on_flash: bool,
+    whole_on_flash: bool,
     /// Who opened it for writing last.
     pub writer: Who,
     pub last_write: Instant,
@@ -133,9 +142,7 @@ impl CacheFile {
             drain_run: DrainRun::default(),
             evidence: WriteEvidence::default(),
             opens: OpenCounts::of_loaded(),
-            drained_from: None,
-            gone: false,
-            forgotten: false,
+            life: Life::Alive,
             clean_unsynced: true,
             whole_on_flash: false,
             last_write: Instant::now(),
@@ -204,7 +211,7 @@ impl CacheFile {
 
     /// True if nothing of it is on flash any more, and nobody has it open.
     pub fn is_forgotten(&self) -> bool {
-        self.state.lock().forgotten
+        self.state.lock().is_forgotten()
     }
 
     /// True if the object shows size and times of the file, not the PFS.
@@ -277,6 +284,28 @@ impl FileState {
         self.opens.is_in_kernel(|| flash.is_open_elsewhere(file.ino))
     }
 
+    /// True if it has lost its last name, or is forgotten: nothing of it will be drained.
+    pub fn is_gone(&self) -> bool {
+        self.life != Life::Alive
+    }
+
+    /// True if it is not on flash any more, though the PFS may have it: who opens it makes it anew.
+    pub fn is_forgotten(&self) -> bool {
+        self.life == Life::Forgotten
+    }
+
+    /// It has lost its last name. What is forgotten stays so.
+    pub fn note_gone(&mut self) {
+        if self.life == Life::Alive {
+            self.life = Life::Gone;
+        }
+    }
+
+    /// Nothing of it is on flash from now on.
+    pub fn forget(&mut self) {
+        self.life = Life::Forgotten;
+    }
+
     /// True while a kernel may be writing it: others that have it only read.
     pub fn may_kernel_write(&self) -> bool {
         self.record.whole && self.opens.by_kernel() > 0
@@ -333,7 +362,7 @@ impl FileState {
 
     fn write_down(&mut self, flash: &Flash, file: &CacheFile, record: &Record) -> Result<()> {
         self.whole_on_flash &= record.is_dirty();
-        if self.gone {
+        if self.is_gone() {
             return Ok(());
         }
         match self.whole_on_flash && !record.whole {
@@ -375,7 +404,7 @@ impl FileState {
         // An XXH3 is in memory only.
         let is_on_flash = known.iter().map(|e| e.pack()).eq(packed.iter().copied());
         // The map on flash goes with the last name; who has the file open goes on in memory.
-        if !self.gone && !is_on_flash {
+        if !self.is_gone() && !is_on_flash {
             flash.write_map(file.ino, first, &packed)?;
         }
         for (i, entry) in entries.iter().enumerate() {
@@ -404,11 +433,36 @@ impl FileState {
         Ok(())
     }
 
+    /// Something here is not dirty any more, and map and record are not synced since.
+    pub fn note_clean(&mut self) {
+        self.clean_unsynced = true;
+    }
+
+    /// Nothing was here that a power cut could make dirty again.
+    pub fn note_synced(&mut self) {
+        self.clean_unsynced = false;
+    }
+
+    /// True if a power cut could make something dirty again that is not.
+    pub fn is_clean_unsynced(&self) -> bool {
+        self.clean_unsynced
+    }
+
+    /// What a kernel wrote has its checksums; whether the record on flash still calls all of it dirty.
+    pub fn stay_whole_on_flash(&mut self, stays: bool) {
+        self.whole_on_flash = stays;
+    }
+
+    /// True if the record on flash calls all of it dirty, and a kernel's writes have their checksums.
+    pub fn is_whole_on_flash(&self) -> bool {
+        self.whole_on_flash
+    }
+
     /// Before data goes that the PFS has, and before a clean file is dirty again: on flash that survives a power
     /// cut nothing may call drained blocks dirty afterwards, or what is in their place, or was there before,
     /// would be drained over them.
     pub fn sync_clean(&mut self, flash: &Flash, file: &CacheFile) -> Result<()> {
-        if self.clean_unsynced && !self.gone && !flash.is_volatile() {
+        if self.clean_unsynced && !self.is_gone() && !flash.is_volatile() {
             flash.sync_map(file.ino)?;
             flash.sync()?;
         }

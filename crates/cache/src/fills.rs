@@ -228,7 +228,7 @@ impl Fills {
         while block * BLOCK_BYTES < limit {
             let (here, gone) = {
                 let state = file.state.lock();
-                (state.here(block), state.gone)
+                (state.here(block), state.is_gone())
             };
             if gone {
                 return Err(Errno::ESTALE);

@@ -97,7 +97,7 @@ impl Losses {
     }
 
     fn what_is_gone(&self, file: &CacheFile, state: &FileState) -> Gone {
-        if state.gone {
+        if state.is_gone() {
             // It goes with its last name: so does its object.
             return Gone::Nothing;
         }
@@ -177,7 +177,7 @@ impl Losses {
         self.begin_empty(file, state, 0)?;
         // A drain that was under way when it was lost has nothing to say of what comes now.
         state.drain_run.begin_anew();
-        state.whole_on_flash = false;
+        state.stay_whole_on_flash(false);
         state.evidence.forget_open();
         state.save(&self.flash, file, |record| {
             record.lost_bytes = None;

@@ -175,7 +175,7 @@ impl Opens {
         }
         {
             let mut state = file.state.lock();
-            if state.gone && !is_lost {
+            if state.is_gone() && !is_lost {
                 return Err(Errno::ESTALE);
             }
             if state.is_lost() && flags as i32 & libc::O_TRUNC == 0 {
@@ -345,7 +345,7 @@ impl Opens {
     ) -> Result<Opened> {
         {
             let mut state = file.state.lock();
-            if state.gone {
+            if state.is_gone() {
                 return Err(Errno::ESTALE);
             }
             state.opens.add(1);
@@ -375,7 +375,7 @@ impl Opens {
         let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else { return };
         let may_be_mapped = local && {
             let state = file.state.lock();
-            state.opens.by_kernel() == 1 && state.opens.has_kernel_writer() && !state.gone
+            state.opens.by_kernel() == 1 && state.opens.has_kernel_writer() && !state.is_gone()
         };
         if !may_be_mapped || !self.is_still_mapped(&file) {
             self.release_file(&file, local);
@@ -409,7 +409,7 @@ impl Opens {
         }
         file.set_source(None);
         state.last_write = std::time::Instant::now();
-        let is_gone = state.gone;
+        let is_gone = state.is_gone();
         drop(state);
         if is_gone {
             self.let_go_of_removed(ino);
@@ -483,7 +483,7 @@ impl Opens {
             // Opened again meanwhile, or removed: the end that was put off is that of one of several, or matters to nobody.
             let is_last = {
                 let state = file.state.lock();
-                state.opens.by_kernel() == 1 && !state.gone
+                state.opens.by_kernel() == 1 && !state.is_gone()
             };
             let still = is_last && self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
             let asked = self.mapped.looked(mapped, still);

@@ -135,7 +135,7 @@ impl OwnChanges {
     fn move_ctime(&self, file: &CacheFile, on_pfs: Timestamp) -> Result<()> {
         {
             let state = file.state.lock();
-            if !state.record.is_dirty() || state.is_lost() || state.gone {
+            if !state.record.is_dirty() || state.is_lost() || state.is_gone() {
                 return Ok(());
             }
         }

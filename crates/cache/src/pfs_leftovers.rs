@@ -388,7 +388,7 @@ impl PfsLeftovers {
         let needed = {
             let state = file.state.lock();
             let used = state.record.is_dirty() || state.opens.all() > 0;
-            state.record.kept_as.is_none() || state.gone || used
+            state.record.kept_as.is_none() || state.is_gone() || used
         };
         if needed {
             return Ok(false);
@@ -398,7 +398,7 @@ impl PfsLeftovers {
         if is_lost {
             let key = {
                 let mut state = file.state.lock();
-                state.gone = true;
+                state.note_gone();
                 state.record.key
             };
             self.space.dropped(file.ino);
@@ -514,7 +514,7 @@ impl PfsLeftovers {
             if is_beside {
                 state.save(&self.flash, file, |record| record.removed = true)?;
             }
-            state.gone = true;
+            state.note_gone();
             (state.record.key, is_beside)
         };
         self.dirty.unlist(file);

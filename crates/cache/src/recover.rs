@@ -201,7 +201,7 @@ impl Recovery {
                     {
                         let mut state = file.state.lock();
                         state.save(&self.flash, &file, |record| record.removed = true)?;
-                        state.gone = true;
+                        state.note_gone();
                     }
                     self.space.dropped(file.ino);
                     if let Err(error) = self.leftovers.end_lost(&file) {

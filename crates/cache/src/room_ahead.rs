@@ -73,7 +73,7 @@ fn wanted(state: &FileState, offset: u64, length: u64) -> Option<u64> {
     let end = offset + length;
     let appends =
         offset == state.extent.seen_bytes() && offset >= FROM_BYTES && length <= WRITE_MAX_BYTES;
-    let is_ours = !state.record.whole && !state.gone;
+    let is_ours = !state.record.whole && !state.is_gone();
     (appends && is_ours && end > state.extent.room_until())
         .then(|| end.next_multiple_of(STEP_BYTES))
 }
@@ -124,7 +124,7 @@ impl RoomAhead {
         }
         let until = state.extent.take_room();
         self.remove(file);
-        if until == 0 || state.gone {
+        if until == 0 || state.is_gone() {
             return Ok(0);
         }
         let object = self.flash.stat(file.ino)?;

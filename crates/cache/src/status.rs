@@ -353,7 +353,7 @@ impl Status {
             tree.conflicts += u64::from(told.state == "conflict");
             let state = file.state.lock();
             tree.busy += u64::from(state.may_kernel_write());
-            if let Some(began) = state.drained_from {
+            if let Some(began) = state.drain_run.last() {
                 tree.drained_files += 1;
                 tree.drained_ms = tree.drained_ms.max(began.elapsed().as_millis() as u64 + 1);
             }

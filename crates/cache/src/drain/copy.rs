@@ -138,7 +138,7 @@ impl Copier {
             let length = end.saturating_sub(offset) as usize;
             let data = memory.get(length);
             self.load_piece(file, &blocks[at..at + run], offset, data, &mut written)?;
-            if self.drain_list.is_stopping() || file.state.lock().gone {
+            if self.drain_list.is_stopping() || file.state.lock().is_gone() {
                 return Err(failed(Errno::ECANCELED, "drain"));
             }
             if !is_waited_for {

@@ -410,7 +410,7 @@ impl Drainer {
 
     fn drain_once(&self, file: &Arc<CacheFile>, asked: bool, memory: &mut copy::Memory) {
         let _one = file.drain.lock();
-        if file.state.lock().gone {
+        if file.state.lock().is_gone() {
             self.dirty.unlist(file);
             return;
         }
@@ -431,7 +431,7 @@ impl Drainer {
         self.activity.end(begun, ActivityKind::Drain, file.number(), (0, dirty_bytes), result);
         match published {
             Ok(_) => {
-                file.state.lock().drained_from = Some(began);
+                file.state.lock().drain_run.note_last(began);
                 self.drain_list.dirty_since(file, began);
             }
             Err(_) => {

@@ -356,7 +356,7 @@ impl Publisher {
             key,
         };
         self.save(file, |record| record.draining = Some(journal(None)))?;
-        if file.state.lock().gone {
+        if file.state.lock().is_gone() {
             // Perhaps before that was on record.
             return Err(failed(Errno::ECANCELED, "drain"));
         }
@@ -452,7 +452,7 @@ impl Publisher {
         (target, job): (&File, &Job),
     ) -> Outcome<PfsStat> {
         let _meta = file.meta.lock();
-        if file.state.lock().gone {
+        if file.state.lock().is_gone() {
             return Err(failed(Errno::ECANCELED, "drain"));
         }
         if found.instead_as.is_some() && self.is_used(found.stat.key)? {
@@ -603,7 +603,7 @@ impl Publisher {
         let mut clean = state.drain_run.end();
         // A write that was under way when the drain began, and still is.
         clean.retain(|block| !state.block_use.is_writing(*block));
-        state.clean_unsynced = true;
+        state.note_clean();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
         let limit = state.drain_run.limit(stat.size.min(object.size_bytes));
         // What the PFS has behind a truncation that came meanwhile has to go.

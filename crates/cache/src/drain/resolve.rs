@@ -241,7 +241,7 @@ impl Conflicts {
             if state.opens.by_kernel() > 0 {
                 return Err(Errno::EBUSY);
             }
-            state.gone = true;
+            state.note_gone();
             state.record.key
         };
         let number = file.number();

@@ -129,8 +129,8 @@ impl Settler {
             state.put_runs(&self.flash, file, &none)?;
             forebay_failpoint::step("a whole file has its checksums");
             if closed {
-                state.clean_unsynced = true;
-                state.whole_on_flash = !self.flash.is_volatile();
+                state.note_clean();
+                state.stay_whole_on_flash(!self.flash.is_volatile());
                 state.save(&self.flash, file, |record| record.whole = false)?;
                 state.evidence.forget_open();
             }
@@ -154,7 +154,7 @@ impl Settler {
                 state.record.state == SyncState::Dirty && state.record.draining.is_none();
             return Ok(is_plain.then_some(Settled::OpenAndUntouched));
         }
-        state.clean_unsynced = true;
+        state.note_clean();
         state.save(&self.flash, file, |record| {
             record.whole = false;
             record.state = SyncState::Clean;

@@ -7,6 +7,7 @@
 
 use forebay_proto::Timestamp;
 use std::collections::HashSet;
+use std::time::Instant;
 
 /// The drain of one file.
 #[derive(Default)]
@@ -23,6 +24,8 @@ pub(crate) struct DrainRun {
     written_bytes: u64,
     /// Bytes that it has to write.
     total_bytes: u64,
+    /// When the last one began that brought all that was dirty then to the PFS.
+    last: Option<Instant>,
 }
 
 impl DrainRun {
@@ -99,6 +102,16 @@ impl DrainRun {
     /// The mtime that a program has set since.
     pub fn set_mtime(&self) -> Option<Timestamp> {
         self.set_mtime
+    }
+
+    /// It has brought all to the PFS that was dirty when it began, which was then.
+    pub fn note_last(&mut self, began: Instant) {
+        self.last = Some(began);
+    }
+
+    /// When the last one began that did.
+    pub fn last(&self) -> Option<Instant> {
+        self.last
     }
 
     /// So many bytes more are written.

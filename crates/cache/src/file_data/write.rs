@@ -226,7 +226,7 @@ impl FileData {
         if state.is_lost() {
             return Err(Errno::EIO);
         }
-        if state.gone && state.opens.all() == 0 {
+        if state.is_gone() && state.opens.all() == 0 {
             // Evicted in between: who comes by its name finds it anew.
             return Err(Errno::ESTALE);
         }
@@ -302,7 +302,7 @@ impl FileData {
         }
         let synced = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::SYNCED))
             || state.record.whole
-            || state.clean_unsynced;
+            || state.is_clean_unsynced();
         state.save(&self.flash, file, |record| {
             record.resized = true;
             record.truncating_to = Some(size);

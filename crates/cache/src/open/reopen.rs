@@ -33,7 +33,7 @@ impl Opens {
         let file = opening.file();
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
-        if state.gone {
+        if state.is_gone() {
             return Err(Errno::ESTALE);
         }
         if may_have_written && !state.is_lost() {

@@ -62,10 +62,10 @@ impl Space {
         let mut state = file.state.lock();
         let r = &state.record;
         let in_use = state.opens.by_kernel() > 0 || state.opens.is_under_way();
-        if state.gone {
+        if state.is_gone() {
             return Ok(Went::Bytes(0));
         }
-        if r.whole || state.whole_on_flash || r.pinned || in_use {
+        if r.whole || state.is_whole_on_flash() || r.pinned || in_use {
             return Ok(Went::Stays);
         }
         if state.is_in_kernel(&self.flash, &file)? {

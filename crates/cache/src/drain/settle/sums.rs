@@ -88,7 +88,7 @@ impl Settler {
             let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut data)?;
             let sum = Entry::with_crc(&data[..got]);
             let mut state = file.state.lock();
-            if state.gone || state.record.whole {
+            if state.is_gone() || state.record.whole {
                 return Err(Errno::EAGAIN);
             }
             // A write that came since has taken it out.
@@ -114,7 +114,7 @@ fn lacks_sums(file: &CacheFile) -> bool {
     let state = file.state.lock();
     match (state.record.state, state.record.whole) {
         (SyncState::Clean | SyncState::Conflict, _) => false,
-        _ if state.gone => false,
+        _ if state.is_gone() => false,
         // As long as a kernel has it, what is read may be another thing a moment later.
         (_, true) => state.opens.by_kernel() == 0,
         (_, false) => state.map.blocks().any(|(_, entry)| is_open(&entry)),

@@ -289,7 +289,10 @@ impl World<'_> {
             let (present, state_is) = (state.map.present(), state.record.state);
             format!(
                 "{path}: {pinned}{state_is:?}, {present} blocks, {:?}, listed {}, gone {}, whole {}",
-                state.opens, state.listed, state.gone, state.record.whole
+                state.opens,
+                state.listed,
+                state.is_gone(),
+                state.record.whole
             )
         };
         let mut told: Vec<String> =
@@ -439,7 +442,7 @@ impl World<'_> {
                 let lengths = (had.as_ref().map(Vec::len), model.get(name).map(Vec::len));
                 let known = file.as_ref().map(|file| {
                     let state = file.state.lock();
-                    (file.ino, state.gone, state.listed, format!("{:?}", state.opens))
+                    (file.ino, state.is_gone(), state.listed, format!("{:?}", state.opens))
                 });
                 panic!(
                     "{path}: what the PFS did not have is gone without a word ({asked}, {how:?}, dirty {dirty}, {lengths:?}, {known:?})"
