@@ -14,6 +14,7 @@
 mod block_use;
 mod drain_run;
 mod extent;
+mod loss;
 mod open_counts;
 mod write_evidence;
 
@@ -26,6 +27,7 @@ use drain_run::DrainRun;
 use extent::Extent;
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result, Timestamp};
+use loss::Loss;
 use open_counts::OpenCounts;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::fs::File;
@@ -91,10 +93,8 @@ pub(crate) struct FileState {
     pub listed: bool,
     /// How far its object reaches.
     pub extent: Extent,
-    /// It is just being noted that its data is lost.
-    pub losing: bool,
-    /// Its map is gone from flash: which blocks are dirty nobody knows.
-    pub map_gone: bool,
+    /// What is known of its loss.
+    pub loss: Loss,
 }
 
 /// One cached file. It holds a reference to its inode on flash.
@@ -150,8 +150,7 @@ impl CacheFile {
             generation: 0,
             listed: false,
             extent: Extent::of(seen_bytes),
-            losing: false,
-            map_gone,
+            loss: Loss::of_loaded(map_gone),
         };
         Ok(CacheFile {
             flash: Arc::clone(flash),

@@ -82,7 +82,7 @@ impl Losses {
     pub(crate) fn object_unless_lost(&self, file: &Arc<CacheFile>) -> Result<Option<ObjectStat>> {
         let (seen_bytes, is_suspect) = {
             let state = file.state.lock();
-            (state.extent.seen_bytes(), state.is_lost() || state.map_gone)
+            (state.extent.seen_bytes(), state.is_lost() || state.loss.is_map_gone())
         };
         // Not in the midst of a fill or an eviction, which has moved its mtime and sets it again.
         let looked = {
@@ -104,8 +104,8 @@ impl Losses {
         if state.is_lost() {
             return Gone::Known;
         }
-        let is_gone =
-            state.map_gone || self.flash.is_gone_or_cut(file.ino, state.extent.seen_bytes());
+        let is_gone = state.loss.is_map_gone()
+            || self.flash.is_gone_or_cut(file.ino, state.extent.seen_bytes());
         match state.record.is_dirty() {
             _ if !is_gone => Gone::Nothing,
             true => Gone::Dirty,
@@ -118,7 +118,7 @@ impl Losses {
     pub(crate) fn note_lost(&self, file: &CacheFile) {
         let path = {
             let mut state = file.state.lock();
-            if state.is_lost() || std::mem::replace(&mut state.losing, true) {
+            if state.is_lost() || !state.loss.begin_note() {
                 return;
             }
             state.record.path.clone()
@@ -136,7 +136,7 @@ impl Losses {
             tracing::error!(%path, %error, "that it is lost could not be written down");
             state.record = record;
         }
-        state.losing = false;
+        state.loss.end_note();
         drop(state);
         self.space.dropped(file.ino);
     }
@@ -195,7 +195,7 @@ impl Losses {
         state.generation += 1;
         self.flash.make_anew(file.ino)?;
         state.map.clear();
-        state.map_gone = false;
+        state.loss.map_is_anew();
         state.extent.set_seen(0);
         self.flash.truncate(file.ino, size)?;
         state.extent.set_seen(size);
