@@ -39,10 +39,10 @@ impl Opening {
     /// `None` if it was forgotten.
     pub(super) fn of(file: Arc<CacheFile>) -> Option<Opening> {
         let mut state = file.state.lock();
-        if state.forgotten {
+        if state.is_forgotten() {
             return None;
         }
-        state.opening += 1;
+        state.opens.begin();
         drop(state);
         Some(Opening(file))
     }
@@ -54,7 +54,7 @@ impl Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        self.0.state.lock().opening -= 1;
+        self.0.state.lock().opens.end();
     }
 }
 
@@ -162,9 +162,9 @@ impl CachedFiles {
         forebay_failpoint::step("a clean file is on record");
         let file = self.records.load(made, number, &record)?;
         let mut state = file.state.lock();
-        state.clean_unsynced = false;
+        state.note_synced();
         // Its object was made just now.
-        state.maybe_in_kernel = false;
+        state.opens.made_just_now();
         drop(state);
         Ok(file)
     }
@@ -218,7 +218,7 @@ impl CachedFiles {
                     record.resized = false;
                 })?;
                 forebay_failpoint::step("what is dropped is not dirty any more");
-                state.clean_unsynced = true;
+                state.note_clean();
             }
             state.sync_clean(&self.flash, file)?;
             self.flash.clear_map(file.ino)?;
@@ -228,9 +228,9 @@ impl CachedFiles {
                 self.flash.truncate(file.ino, 0)?;
             }
             forebay_failpoint::step("nothing is here of a file any more");
-            state.seen_bytes = 0;
+            state.extent.set_seen(0);
             self.flash.truncate(file.ino, stat.size)?;
-            state.seen_bytes = stat.size;
+            state.extent.set_seen(stat.size);
             state.save(&self.flash, file, |record| {
                 record.base = Base::of_foreign(stat, &self.clocks);
                 record.fetch_limit = stat.size;
@@ -275,7 +275,7 @@ impl CachedFiles {
         }
         let goes_on = {
             let state = file.state.lock();
-            state.gone || state.record.nameless
+            state.is_gone() || state.record.nameless
         };
         if !goes_on {
             // Nothing was here of it when it was removed.

@@ -95,7 +95,7 @@ impl Attributes {
             // A name of ours is nobody's.
             attr.nlink = attr.nlink.saturating_sub(1).max(1);
         }
-        let promised = file.state.lock().promised_until.div_ceil(512);
+        let promised = file.state.lock().extent.promised_until().div_ceil(512);
         if file.is_dirty() {
             let Some(object) = self.losses.object_unless_lost(file)? else {
                 // It can be removed, and written anew: nobody opens it to read.
@@ -107,8 +107,8 @@ impl Attributes {
             attr.mtime = object.mtime;
             // Of what a kernel may write and has not, the data's ctime is of the open.
             let state = file.state.lock();
-            if !state.is_untouched(&object) {
-                attr.ctime = attr.ctime.max(state.ctime_of(&object));
+            if !state.evidence.is_untouched(&object) {
+                attr.ctime = attr.ctime.max(state.evidence.ctime_of(&object));
             }
             drop(state);
             // What is not here is on the PFS.
@@ -184,7 +184,7 @@ impl Attributes {
     fn is_copied_up(&self, caller: &Caller, ino: Ino, file: &CacheFile) -> bool {
         let is_nameless = {
             let state = file.state.lock();
-            state.record.nameless && !state.gone
+            state.record.nameless && !state.is_gone()
         };
         let owner =
             || self.pfs.stat_fd(self.inodes.open_node_any(ino)?.as_fd()).map(|stat| stat.uid);
@@ -217,13 +217,13 @@ impl Attributes {
             }
             self.note_acl(&file, fd.as_fd())?;
             let mut state = file.state.lock();
-            if state.opens == 0 {
+            if state.opens.all() == 0 {
                 state.writer = who.clone();
             }
             drop(state);
             self.data.truncate_data(&file, size)?;
         }
-        let closed = file.state.lock().opens == 0;
+        let closed = file.state.lock().opens.all() == 0;
         if closed {
             self.drain_list.closed(&file);
         }

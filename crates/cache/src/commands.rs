@@ -175,7 +175,7 @@ impl CacheFs {
             file.set_source(Some(Arc::new(source)));
         }
         let fetched = self.stack.fills.fetch_all(&file);
-        if file.state.lock().opens == 0 {
+        if file.state.lock().opens.all() == 0 {
             file.set_source(None);
         }
         fetched?;
@@ -203,7 +203,7 @@ impl CacheFs {
         let (_, stat) = self.status.named(caller, path)?;
         {
             let state = file.state.lock();
-            if state.record.is_dirty() || state.locals > 0 {
+            if state.record.is_dirty() || state.opens.by_kernel() > 0 {
                 return Err(Errno::EBUSY);
             }
         }

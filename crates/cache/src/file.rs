@@ -1,5 +1,9 @@
 //! One cached file in memory: its record, its map, who is using it.
 //!
+//! What `state` guards is in parts, each with its own rules: who has the file open ([`OpenCounts`]), who is at work on which
+//! blocks ([`BlockUse`]), the drain under way ([`DrainRun`]), how far the object reaches ([`Extent`]), and what tells whether it
+//! was written ([`WriteEvidence`]).
+//!
 //! Locks, in the order in which they are taken: `drain` (one drain at a time), `meta` (opens, and
 //! changes of the name or attributes on the PFS that a drain must not cross), `append`, `gate`
 //! (shared: data is read or written; alone: blocks go away), `state`. No call on the PFS is made
@@ -7,36 +11,40 @@
 //!
 //! Invariant: an entry in memory is never better than on flash: changes are written first.
 
-use super::flash::{Flash, Kept};
+mod block_use;
+mod drain_run;
+mod extent;
+mod loss;
+mod open_counts;
+mod write_evidence;
+
+use super::flash::Flash;
 use super::kept_sums::{self, KeptSums, SUMS_LEAST, Visit};
 use super::map::{BLOCK_BYTES, BlockMap, Entry, bits, blocks_of};
 use super::record::{Record, SyncState};
 use super::space::WAIT;
+use block_use::BlockUse;
+use drain_run::DrainRun;
+use extent::Extent;
 use forebay_credentials::acting::Who;
 use forebay_proto::{Errno, Ino, Result, Timestamp};
-use forebay_store::objects::ObjectStat;
+use loss::Loss;
+use open_counts::OpenCounts;
 use parking_lot::{Condvar, Mutex, RwLock};
-use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+pub(crate) use write_evidence::DrainedOpen;
+use write_evidence::{WriteEvidence, seen};
 
 /// How often, and after which pauses, it is looked whether a close is heard of.
 const CLOSE_TRIES: u32 = 100;
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 /// Entries of the map that are written down at a time.
 pub(crate) const ENTRIES_AT_ONCE: usize = 512;
-
-/// Writes that are under way in one block.
-#[derive(Default)]
-pub(crate) struct Writing {
-    pub count: u32,
-    /// There was more than one at a time: none of them knows the block's content.
-    pub shared: bool,
-}
 
 /// Sequential reading, as far as seen.
 #[derive(Default)]
@@ -47,76 +55,35 @@ pub(crate) struct Ahead {
     pub window: u64,
 }
 
-/// Size, mtime and ctime of an object.
-pub(crate) type Seen = (u64, Timestamp, Timestamp);
-
-/// What tells whether an object was changed.
-pub(crate) fn seen(object: &ObjectStat) -> Seen {
-    (object.size_bytes, object.mtime, object.ctime)
-}
-
-/// An object of which checksums are being made.
-#[derive(Clone, Copy)]
-struct SummedFrom {
-    object: Seen,
-    /// It has followed times that were set since. A write right after that may have got the same ones.
-    has_new_times: bool,
-}
-
-/// Fills and evictions move the ctime of an object, which nobody can set.
-#[derive(Clone, Copy)]
-struct Unwritten {
-    /// What it was before the first one.
-    from: Timestamp,
-    /// What it is after the last one.
-    until: Timestamp,
+/// What is left of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Alive,
+    /// It has lost its last name: nothing of it will be drained.
+    Gone,
+    /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
+    Forgotten,
 }
 
 /// What `state` guards.
 pub(crate) struct FileState {
     pub record: Record,
     pub map: BlockMap,
-    /// Blocks that are being fetched.
-    pub filling: BTreeSet<u64>,
-    pub writing: HashMap<u64, Writing>,
-    /// Blocks that a write needs and that stay until it has them.
-    pub held: HashMap<u64, u32>,
-    /// Blocks that become clean when the drain under way ends, if nobody writes them before.
-    pub draining: Option<HashSet<u64>>,
-    /// The shortest that the file was made since the drain under way began.
-    pub cut_to: Option<u64>,
-    /// The mtime that a program has set since the drain under way began.
-    pub set_mtime: Option<Timestamp>,
-    /// The object as it was when the checksums that are being made were begun.
-    summed_from: Option<SummedFrom>,
-    /// Which ctimes of the object are of fills and evictions.
-    unwritten: Option<Unwritten>,
-    /// Opens that were not released.
-    pub opens: u64,
-    /// Of them, those by which the kernel has the object itself.
-    pub locals: u64,
-    /// Opens under way: nothing of it is evicted or forgotten.
-    pub opening: u32,
-    /// One of the opens by a kernel is for writing.
-    pub kernel_writes: bool,
-    /// A kernel may have it that is not counted: its mount is not heard any more, or was there before a restart.
-    pub maybe_in_kernel: bool,
-    /// It has lost its last name: nothing of it will be drained.
-    pub gone: bool,
-    /// It is not on flash any more, though the PFS may have it: who opens it makes it anew.
-    pub forgotten: bool,
-    /// When the last drain began that brought all that was dirty then to the PFS.
-    pub drained_from: Option<Instant>,
-    /// The object as it was when it last drained while a kernel had it open.
-    pub drained_open: Option<DrainedOpen>,
-    /// The object when it was given to a kernel for writing.
-    pub at_open: Option<Seen>,
+    /// Who is at work on which blocks.
+    pub block_use: BlockUse,
+    /// The drain under way.
+    pub drain_run: DrainRun,
+    /// Who has it open.
+    pub opens: OpenCounts,
+    /// What tells whether its object was written.
+    pub evidence: WriteEvidence,
+    life: Life,
     /// Something here is not dirty any more, and a power cut could make it so again: before its data goes, or
     /// the file is dirty again, map and record are synced.
-    pub clean_unsynced: bool,
+    clean_unsynced: bool,
     /// What a kernel wrote has its checksums, and on flash the record still calls all of it dirty, until it has
     /// drained: the map was not synced, and what was fsynced is to survive a power cut.
-    pub whole_on_flash: bool,
+    whole_on_flash: bool,
     /// Who opened it for writing last.
     pub writer: Who,
     pub last_write: Instant,
@@ -125,22 +92,10 @@ pub(crate) struct FileState {
     pub generation: u64,
     /// It is in the list of what has to drain, and its node is pinned.
     pub listed: bool,
-    /// The object has, or had, so many bytes: a shorter one was cut by somebody else.
-    pub seen_bytes: u64,
-    /// Up to where room was taken behind the end; 0: none was ([`super::room_ahead`]).
-    pub room_until: u64,
-    /// Up to where `fallocate` has promised space, which is shown as used.
-    pub promised_until: u64,
-    /// It is just being noted that its data is lost.
-    pub losing: bool,
-    /// Its map is gone from flash: which blocks are dirty nobody knows.
-    pub map_gone: bool,
-    /// It is read for checksums, not drained.
-    pub summing: bool,
-    /// Bytes that the drain under way has written.
-    pub drained_bytes: u64,
-    /// Bytes that it has to write.
-    pub drain_total_bytes: u64,
+    /// How far its object reaches.
+    pub extent: Extent,
+    /// What is known of its loss.
+    pub loss: Loss,
 }
 
 /// One cached file. It holds a reference to its inode on flash.
@@ -192,38 +147,19 @@ impl CacheFile {
             writer: record.writer.clone(),
             record,
             map,
-            filling: BTreeSet::new(),
-            writing: HashMap::new(),
-            held: HashMap::new(),
-            draining: None,
-            cut_to: None,
-            set_mtime: None,
-            summed_from: None,
-            unwritten: None,
-            opens: 0,
-            locals: 0,
-            opening: 0,
-            kernel_writes: false,
-            drained_from: None,
-            drained_open: None,
-            maybe_in_kernel: true,
-            gone: false,
-            forgotten: false,
-            at_open: None,
+            block_use: BlockUse::default(),
+            drain_run: DrainRun::default(),
+            evidence: WriteEvidence::default(),
+            opens: OpenCounts::of_loaded(),
+            life: Life::Alive,
             clean_unsynced: true,
             whole_on_flash: false,
             last_write: Instant::now(),
             ahead: Ahead::default(),
             generation: 0,
             listed: false,
-            seen_bytes,
-            room_until: 0,
-            promised_until: 0,
-            losing: false,
-            map_gone,
-            summing: false,
-            drained_bytes: 0,
-            drain_total_bytes: 0,
+            extent: Extent::of(seen_bytes),
+            loss: Loss::of_loaded(map_gone),
         };
         Ok(CacheFile {
             flash: Arc::clone(flash),
@@ -269,7 +205,7 @@ impl CacheFile {
     pub fn wait_closed(&self, kernels: bool) -> Result<()> {
         for _ in 0..CLOSE_TRIES {
             let state = self.state.lock();
-            if (if kernels { state.locals } else { state.opens }) == 0 {
+            if (if kernels { state.opens.by_kernel() } else { state.opens.all() }) == 0 {
                 return Ok(());
             }
             drop(state);
@@ -280,13 +216,12 @@ impl CacheFile {
 
     /// True if somebody has it open, or is just opening it.
     pub fn is_in_use(&self) -> bool {
-        let state = self.state.lock();
-        state.opens > 0 || state.opening > 0
+        self.state.lock().opens.is_in_use()
     }
 
     /// True if nothing of it is on flash any more, and nobody has it open.
     pub fn is_forgotten(&self) -> bool {
-        self.state.lock().forgotten
+        self.state.lock().is_forgotten()
     }
 
     /// True if the object shows size and times of the file, not the PFS.
@@ -330,21 +265,20 @@ impl CacheFile {
         if atime.is_none() && mtime.is_none() {
             return Ok(());
         }
-        let is_summed = self.state.lock().summed_from.is_some();
+        let is_summed = self.state.lock().evidence.is_summed();
         // Alone no request writes. Where somebody uses the file for long its checksums are made again.
         let alone = if is_summed { self.gate.try_write_for(WAIT) } else { None };
         // Not in the midst of a fill or an eviction, which would set the old one again.
         let _shared = alone.is_none().then(|| self.gate.read());
         let mut state = self.state.lock();
         let look = || self.flash.stat(self.ino).ok().map(|now| seen(&now));
-        let before = state.summed_from.take().map(|from| from.object);
-        let follows = alone.is_some() && state.locals == 0 && before.is_some() && look() == before;
+        let before = state.evidence.take_summed();
+        let follows =
+            alone.is_some() && state.opens.by_kernel() == 0 && before.is_some() && look() == before;
         self.flash.set_times(self.ino, atime, mtime)?;
-        if follows {
-            state.summed_from = look().map(|object| SummedFrom { object, has_new_times: true });
-        }
-        state.unwritten = None;
-        state.set_mtime = mtime.or(state.set_mtime);
+        let now = if follows { look() } else { None };
+        state.evidence.times_set(now);
+        state.drain_run.note_mtime(mtime);
         Ok(())
     }
 
@@ -353,7 +287,7 @@ impl CacheFile {
         let blocks: Vec<u64> = blocks.collect();
         let mut state = self.state.lock();
         for block in &blocks {
-            *state.held.entry(*block).or_default() += 1;
+            state.block_use.hold(*block);
         }
         Held { file: self, blocks }
     }
@@ -363,12 +297,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut state = self.file.state.lock();
         for block in &self.blocks {
-            if let Some(count) = state.held.get_mut(block) {
-                *count -= 1;
-                if *count == 0 {
-                    state.held.remove(block);
-                }
-            }
+            state.block_use.let_go(*block);
         }
     }
 }
@@ -399,42 +328,43 @@ impl Drop for CacheFile {
     }
 }
 
-/// What of an open file is on the PFS.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DrainedOpen {
-    pub size_bytes: u64,
-    pub mtime: Timestamp,
-    /// All of it was read for that.
-    pub not_again_before: std::time::Instant,
-    /// Somebody asked for that drain.
-    pub asked: bool,
-}
-
-impl DrainedOpen {
-    /// True if the object still is what it was, as far as its size and times tell.
-    pub fn has(&self, object: &forebay_store::objects::ObjectStat) -> bool {
-        (self.size_bytes, self.mtime) == (object.size_bytes, object.mtime)
-    }
-}
-
 impl FileState {
     /// True if a kernel has the object itself, also one of which nothing is known here: it reads on by itself, and
     /// must meet no holes.
     pub fn is_in_kernel(&mut self, flash: &Flash, file: &CacheFile) -> Result<bool> {
-        if self.locals == 0 && self.maybe_in_kernel {
-            self.maybe_in_kernel = flash.is_open_elsewhere(file.ino)?;
+        self.opens.is_in_kernel(|| flash.is_open_elsewhere(file.ino))
+    }
+
+    /// True if it has lost its last name, or is forgotten: nothing of it will be drained.
+    pub fn is_gone(&self) -> bool {
+        self.life != Life::Alive
+    }
+
+    /// True if it is not on flash any more, though the PFS may have it: who opens it makes it anew.
+    pub fn is_forgotten(&self) -> bool {
+        self.life == Life::Forgotten
+    }
+
+    /// It has lost its last name. What is forgotten stays so.
+    pub fn note_gone(&mut self) {
+        if self.life == Life::Alive {
+            self.life = Life::Gone;
         }
-        Ok(self.locals > 0 || self.maybe_in_kernel)
+    }
+
+    /// Nothing of it is on flash from now on.
+    pub fn forget(&mut self) {
+        self.life = Life::Forgotten;
     }
 
     /// True while a kernel may be writing it: others that have it only read.
     pub fn may_kernel_write(&self) -> bool {
-        self.record.whole && self.locals > 0
+        self.record.whole && self.opens.by_kernel() > 0
     }
 
     /// True while blocks of a file are fetched of which nothing is dirty.
     pub fn is_clean_and_filled(&self) -> bool {
-        !self.record.is_dirty() && !self.filling.is_empty()
+        !self.record.is_dirty() && self.block_use.has_fills()
     }
 
     /// True if a block need not be fetched.
@@ -455,12 +385,6 @@ impl FileState {
         let inside =
             |block: u64| ((block + 1) * BLOCK_BYTES).min(end) - (block * BLOCK_BYTES).max(offset);
         blocks_of(offset, length).filter(|b| !self.here(*b)).map(inside).sum()
-    }
-
-    /// How much of a PFS file of this size counts after a drain: nothing behind a truncation that came
-    /// while it ran.
-    pub fn limit_after_drain(&self, size: u64) -> u64 {
-        self.cut_to.map_or(size, |cut| cut.min(size))
     }
 
     /// True if nothing of the file has to be fetched any more.
@@ -489,7 +413,7 @@ impl FileState {
 
     fn write_down(&mut self, flash: &Flash, file: &CacheFile, record: &Record) -> Result<()> {
         self.whole_on_flash &= record.is_dirty();
-        if self.gone {
+        if self.is_gone() {
             return Ok(());
         }
         match self.whole_on_flash && !record.whole {
@@ -531,7 +455,7 @@ impl FileState {
         // An XXH3 is in memory only.
         let is_on_flash = known.iter().map(|e| e.pack()).eq(packed.iter().copied());
         // The map on flash goes with the last name; who has the file open goes on in memory.
-        if !self.gone && !is_on_flash {
+        if !self.is_gone() && !is_on_flash {
             flash.write_map(file.ino, first, &packed)?;
         }
         for (i, entry) in entries.iter().enumerate() {
@@ -560,11 +484,36 @@ impl FileState {
         Ok(())
     }
 
+    /// Something here is not dirty any more, and map and record are not synced since.
+    pub fn note_clean(&mut self) {
+        self.clean_unsynced = true;
+    }
+
+    /// Nothing was here that a power cut could make dirty again.
+    pub fn note_synced(&mut self) {
+        self.clean_unsynced = false;
+    }
+
+    /// True if a power cut could make something dirty again that is not.
+    pub fn is_clean_unsynced(&self) -> bool {
+        self.clean_unsynced
+    }
+
+    /// What a kernel wrote has its checksums; whether the record on flash still calls all of it dirty.
+    pub fn stay_whole_on_flash(&mut self, stays: bool) {
+        self.whole_on_flash = stays;
+    }
+
+    /// True if the record on flash calls all of it dirty, and a kernel's writes have their checksums.
+    pub fn is_whole_on_flash(&self) -> bool {
+        self.whole_on_flash
+    }
+
     /// Before data goes that the PFS has, and before a clean file is dirty again: on flash that survives a power
     /// cut nothing may call drained blocks dirty afterwards, or what is in their place, or was there before,
     /// would be drained over them.
     pub fn sync_clean(&mut self, flash: &Flash, file: &CacheFile) -> Result<()> {
-        if self.clean_unsynced && !self.gone && !flash.is_volatile() {
+        if self.clean_unsynced && !self.is_gone() && !flash.is_volatile() {
             flash.sync_map(file.ino)?;
             flash.sync()?;
         }
@@ -592,48 +541,6 @@ impl FileState {
             // How long it was nobody knows.
             (false, _) if self.is_lost() && size == 0 => self.map.dirty() * BLOCK_BYTES,
             (false, _) => (self.map.dirty() * BLOCK_BYTES).min(size),
-        }
-    }
-
-    /// True if the object is as it was when a kernel got it for writing.
-    pub fn is_untouched(&self, now: &ObjectStat) -> bool {
-        self.at_open == Some(seen(now))
-    }
-
-    /// Checksums of the whole object, as it is, are about to be made.
-    pub fn sums_begin(&mut self, object: &ObjectStat) {
-        self.summed_from = Some(SummedFrom { object: seen(object), has_new_times: false });
-    }
-
-    /// They are made. True if the object still is what it was, as far as its size and times tell.
-    pub fn sums_end(&mut self, object: &ObjectStat) -> bool {
-        self.summed_from.take().is_some_and(|from| from.object == seen(object))
-    }
-
-    /// Somebody is about to write the object, or may.
-    pub fn may_be_written(&mut self) {
-        self.summed_from = self.summed_from.filter(|from| !from.has_new_times);
-    }
-
-    /// The object was changed in a way that is no write of the file.
-    pub fn note_unwritten(&mut self, kept: &Kept) {
-        let from = match self.unwritten {
-            Some(before) if before.until == kept.before => before.from,
-            _ => kept.before,
-        };
-        self.unwritten = Some(Unwritten { from, until: kept.after });
-    }
-
-    /// The ctime of the file's data: that of the object, but for changes that were no writes. What a kernel without fine
-    /// stamps gives a write right after one has the same ctime; it has the same mtime, too.
-    pub fn ctime_of(&self, object: &ObjectStat) -> Timestamp {
-        match self.unwritten {
-            Some(Unwritten { from, until })
-                if from < object.ctime && object.ctime <= until && object.mtime < object.ctime =>
-            {
-                from
-            }
-            _ => object.ctime,
         }
     }
 }

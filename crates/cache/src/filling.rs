@@ -16,8 +16,7 @@ pub(super) struct Filling<'a> {
 impl<'a> Filling<'a> {
     /// Takes blocks that nobody fetches. With the file's state locked.
     pub fn begin(file: &'a CacheFile, state: &mut FileState, run: Range<u64>) -> Filling<'a> {
-        debug_assert!(run.clone().all(|block| !state.filling.contains(&block)));
-        state.filling.extend(run.clone());
+        state.block_use.begin_fill(run.clone());
         Filling { file, left: run }
     }
 
@@ -30,7 +29,7 @@ impl<'a> Filling<'a> {
     pub fn came(&mut self, until: u64) {
         let mut state = self.file.state.lock();
         for block in self.left.start..until.min(self.left.end) {
-            state.filling.remove(&block);
+            state.block_use.end_fill(block);
         }
         self.left.start = self.left.end.min(until);
         self.file.filled.notify_all();

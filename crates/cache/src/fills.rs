@@ -63,7 +63,8 @@ impl Fills {
         let (filling, generation) = {
             let mut state = file.state.lock();
             let missing = |b: &u64| !state.here(*b);
-            let Some(first) = blocks.clone().find(|b| missing(b) && !state.filling.contains(b))
+            let Some(first) =
+                blocks.clone().find(|b| missing(b) && !state.block_use.is_filling(*b))
             else {
                 if blocks.clone().any(|b| missing(&b)) {
                     let begun = self.activity.begin();
@@ -76,7 +77,7 @@ impl Fills {
             let limit = state.record.fetch_limit.div_ceil(BLOCK_BYTES);
             let until = (blocks.end + window).min(first + FETCH_BLOCKS_MAX).min(limit);
             let end = (first..until)
-                .find(|b| state.here(*b) || state.filling.contains(b))
+                .find(|b| state.here(*b) || state.block_use.is_filling(*b))
                 .unwrap_or(until);
             (Filling::begin(file, &mut state, first..end), state.generation)
         };
@@ -185,7 +186,7 @@ impl Fills {
         match alone.is_some() {
             true => {
                 let kept = self.flash.keep_mtime(file.ino, write)?;
-                file.state.lock().note_unwritten(&kept);
+                file.state.lock().evidence.note_unwritten(&kept);
                 kept.changed?;
             }
             false => write()?,
@@ -227,7 +228,7 @@ impl Fills {
         while block * BLOCK_BYTES < limit {
             let (here, gone) = {
                 let state = file.state.lock();
-                (state.here(block), state.gone)
+                (state.here(block), state.is_gone())
             };
             if gone {
                 return Err(Errno::ESTALE);

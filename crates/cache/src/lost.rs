@@ -41,13 +41,6 @@ impl FileState {
     pub fn is_lost(&self) -> bool {
         self.record.lost_bytes.is_some()
     }
-
-    /// The object has so many bytes. False if it had more, and not we have cut it.
-    pub fn has_seen(&mut self, bytes: u64) -> bool {
-        let is_whole = bytes >= self.seen_bytes;
-        self.seen_bytes = self.seen_bytes.max(bytes);
-        is_whole
-    }
 }
 
 /// Finds out what is lost of files.
@@ -89,7 +82,7 @@ impl Losses {
     pub(crate) fn object_unless_lost(&self, file: &Arc<CacheFile>) -> Result<Option<ObjectStat>> {
         let (seen_bytes, is_suspect) = {
             let state = file.state.lock();
-            (state.seen_bytes, state.is_lost() || state.map_gone)
+            (state.extent.seen_bytes(), state.is_lost() || state.loss.is_map_gone())
         };
         // Not in the midst of a fill or an eviction, which has moved its mtime and sets it again.
         let looked = {
@@ -104,14 +97,15 @@ impl Losses {
     }
 
     fn what_is_gone(&self, file: &CacheFile, state: &FileState) -> Gone {
-        if state.gone {
+        if state.is_gone() {
             // It goes with its last name: so does its object.
             return Gone::Nothing;
         }
         if state.is_lost() {
             return Gone::Known;
         }
-        let is_gone = state.map_gone || self.flash.is_gone_or_cut(file.ino, state.seen_bytes);
+        let is_gone = state.loss.is_map_gone()
+            || self.flash.is_gone_or_cut(file.ino, state.extent.seen_bytes());
         match state.record.is_dirty() {
             _ if !is_gone => Gone::Nothing,
             true => Gone::Dirty,
@@ -124,7 +118,7 @@ impl Losses {
     pub(crate) fn note_lost(&self, file: &CacheFile) {
         let path = {
             let mut state = file.state.lock();
-            if state.is_lost() || std::mem::replace(&mut state.losing, true) {
+            if state.is_lost() || !state.loss.begin_note() {
                 return;
             }
             state.record.path.clone()
@@ -134,7 +128,7 @@ impl Losses {
         let mut state = file.state.lock();
         let at_s = Timestamp::now().sec;
         let mut record = state.record.clone();
-        record.lost_bytes = Some(state.seen_bytes.max(state.map.vouched_bytes()));
+        record.lost_bytes = Some(state.extent.seen_bytes().max(state.map.vouched_bytes()));
         record.state = SyncState::Failed;
         record.failure = Some(Failure { errno: libc::EIO, what: LOST.into(), tries: 0, at_s });
         if let Err(error) = state.save(&self.flash, file, |now| now.clone_from(&record)) {
@@ -142,7 +136,7 @@ impl Losses {
             tracing::error!(%path, %error, "that it is lost could not be written down");
             state.record = record;
         }
-        state.losing = false;
+        state.loss.end_note();
         drop(state);
         self.space.dropped(file.ino);
     }
@@ -158,7 +152,7 @@ impl Losses {
             tracing::warn!(path = %state.record.path, "its data is gone from flash: from the PFS again");
             let size = state.record.base.size;
             self.begin_empty(file, &mut state, size)?;
-            state.locals > 0
+            state.opens.by_kernel() > 0
         };
         self.space.dropped(file.ino);
         match in_kernel {
@@ -177,15 +171,14 @@ impl Losses {
 
     /// A lost file is written anew from nothing. EIO while a kernel has what is gone. With `gate` locked alone.
     pub(crate) fn begin_anew(&self, file: &CacheFile, state: &mut FileState) -> Result<()> {
-        if state.locals > 0 {
+        if state.opens.by_kernel() > 0 {
             return Err(Errno::EIO);
         }
         self.begin_empty(file, state, 0)?;
         // A drain that was under way when it was lost has nothing to say of what comes now.
-        state.draining.iter_mut().for_each(|blocks| blocks.clear());
-        state.cut_to = Some(0);
-        state.whole_on_flash = false;
-        state.at_open = None;
+        state.drain_run.begin_anew();
+        state.stay_whole_on_flash(false);
+        state.evidence.forget_open();
         state.save(&self.flash, file, |record| {
             record.lost_bytes = None;
             record.state = SyncState::Dirty;
@@ -202,10 +195,10 @@ impl Losses {
         state.generation += 1;
         self.flash.make_anew(file.ino)?;
         state.map.clear();
-        state.map_gone = false;
-        state.seen_bytes = 0;
+        state.loss.map_is_anew();
+        state.extent.set_seen(0);
         self.flash.truncate(file.ino, size)?;
-        state.seen_bytes = size;
+        state.extent.set_seen(size);
         Ok(())
     }
 }

@@ -175,20 +175,20 @@ impl Opens {
         }
         {
             let mut state = file.state.lock();
-            if state.gone && !is_lost {
+            if state.is_gone() && !is_lost {
                 return Err(Errno::ESTALE);
             }
             if state.is_lost() && flags as i32 & libc::O_TRUNC == 0 {
                 return Err(Errno::EIO);
             }
-            state.opens += 1;
+            state.opens.add(1);
             if writes(flags) {
                 state.writer = who;
             }
         }
         let opened = self.open_kind(file, ino, flags, kill_suid.then_some(caller), want_local);
         if opened.is_err() {
-            file.state.lock().opens -= 1;
+            file.state.lock().opens.take_back();
         }
         opened
     }
@@ -211,14 +211,13 @@ impl Opens {
             true => self.local_object(file, writes(flags))?,
             false => None,
         };
-        let in_kernel = local.is_some() || file.state.lock().locals > 0;
+        let in_kernel = local.is_some() || file.state.lock().opens.by_kernel() > 0;
         if writes(flags) && in_kernel {
             self.data.mark_whole(file)?;
         }
         if local.is_some() {
             let mut state = file.state.lock();
-            state.locals += 1;
-            state.maybe_in_kernel = true;
+            state.opens.add_by_kernel(1);
             self.counters.kernel_opened();
             if writes(flags) {
                 self.kernel_may_write(&mut state);
@@ -229,7 +228,7 @@ impl Opens {
 
     /// A kernel has a file for writing, until it has given all of its opens back.
     pub(crate) fn kernel_may_write(&self, state: &mut FileState) {
-        if !std::mem::replace(&mut state.kernel_writes, true) {
+        if state.opens.note_kernel_writer() {
             self.counters.kernel_writes_one_more();
             self.space.look_now();
         }
@@ -346,14 +345,14 @@ impl Opens {
     ) -> Result<Opened> {
         {
             let mut state = file.state.lock();
-            if state.gone {
+            if state.is_gone() {
                 return Err(Errno::ESTALE);
             }
-            state.opens += 1;
+            state.opens.add(1);
             state.writer = who;
         }
         let opened = self.open_kind(file, ino, libc::O_RDWR as u32, None, want_local);
-        opened.inspect_err(|_| file.state.lock().opens -= 1)
+        opened.inspect_err(|_| file.state.lock().opens.take_back())
     }
 
     /// Opens a file that the requester has just made by its name at another server.
@@ -376,7 +375,7 @@ impl Opens {
         let Some(file) = self.nodes.get(ino).ok().and_then(|known| known.file) else { return };
         let may_be_mapped = local && {
             let state = file.state.lock();
-            state.locals == 1 && state.kernel_writes && !state.gone
+            state.opens.by_kernel() == 1 && state.opens.has_kernel_writer() && !state.is_gone()
         };
         if !may_be_mapped || !self.is_still_mapped(&file) {
             self.release_file(&file, local);
@@ -394,23 +393,23 @@ impl Opens {
     fn release_file(&self, file: &Arc<CacheFile>, local: bool) {
         let ino = file.number();
         let mut state = file.state.lock();
-        state.opens = state.opens.saturating_sub(1);
+        state.opens.release();
         if local {
-            state.locals = state.locals.saturating_sub(1);
+            let was_written = state.opens.release_by_kernel();
             self.counters.kernel_closed();
-            if state.locals == 0 && std::mem::take(&mut state.kernel_writes) {
+            if was_written {
                 self.counters.kernel_writes_one_less();
                 if let Ok(object) = self.flash.stat(file.ino) {
-                    state.has_seen(object.size_bytes);
+                    state.extent.has_seen(object.size_bytes);
                 }
             }
         }
-        if state.opens > 0 {
+        if state.opens.all() > 0 {
             return;
         }
         file.set_source(None);
         state.last_write = std::time::Instant::now();
-        let is_gone = state.gone;
+        let is_gone = state.is_gone();
         drop(state);
         if is_gone {
             self.let_go_of_removed(ino);
@@ -419,7 +418,7 @@ impl Opens {
             tracing::warn!(%error, "room behind the end of a file stays taken until the next start");
         }
         let state = file.state.lock();
-        if state.opens > 0 {
+        if state.opens.all() > 0 {
             return;
         }
         if state.record.nameless {
@@ -428,7 +427,7 @@ impl Opens {
             return;
         }
         if state.record.is_dirty() {
-            let drained = state.drained_open.filter(|open| open.asked);
+            let drained = state.evidence.drained_open().filter(|open| open.asked);
             drop(state);
             // Who asked while it was open, or while its close was under way, was given all that it has: it is clean after one more
             // look, whatever its policy.
@@ -441,7 +440,7 @@ impl Opens {
         drop(state);
         self.ownership.is_clean_again(ino);
         let state = file.state.lock();
-        if state.opens > 0 || state.record.is_dirty() {
+        if state.opens.all() > 0 || state.record.is_dirty() {
             return;
         }
         if state.record.kept_as.is_some() {
@@ -484,7 +483,7 @@ impl Opens {
             // Opened again meanwhile, or removed: the end that was put off is that of one of several, or matters to nobody.
             let is_last = {
                 let state = file.state.lock();
-                state.locals == 1 && !state.gone
+                state.opens.by_kernel() == 1 && !state.is_gone()
             };
             let still = is_last && self.flash.may_be_written_elsewhere(file.ino).unwrap_or(false);
             let asked = self.mapped.looked(mapped, still);

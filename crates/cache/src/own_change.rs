@@ -135,13 +135,13 @@ impl OwnChanges {
     fn move_ctime(&self, file: &CacheFile, on_pfs: Timestamp) -> Result<()> {
         {
             let state = file.state.lock();
-            if !state.record.is_dirty() || state.is_lost() || state.gone {
+            if !state.record.is_dirty() || state.is_lost() || state.is_gone() {
                 return Ok(());
             }
         }
         // This is the look. What nobody has written shows the PFS's ctime alone.
         let object = self.flash.stat(file.ino)?;
-        if on_pfs > object.ctime || file.state.lock().is_untouched(&object) {
+        if on_pfs > object.ctime || file.state.lock().evidence.is_untouched(&object) {
             return Ok(());
         }
         // An access time of the data is shown to nobody, and no other call moves the ctime alone.

@@ -264,7 +264,7 @@ impl PfsInodes {
             }
             let source = Arc::new(source);
             // Kept only while somebody has it open; else, and where descriptors are few, with the caller.
-            if state.opens > 0 && descriptors::may_stay(&source) {
+            if state.opens.all() > 0 && descriptors::may_stay(&source) {
                 file.set_source(Some(source.clone()));
             }
             return Ok(source);

@@ -304,7 +304,7 @@ impl PfsLeftovers {
     ) -> Result<()> {
         let (key, kept, needed) = {
             let state = file.state.lock();
-            let needed = state.record.is_dirty() || state.opens > 0;
+            let needed = state.record.is_dirty() || state.opens.all() > 0;
             (state.record.key, state.record.kept_as.clone(), needed)
         };
         if !needed {
@@ -387,8 +387,8 @@ impl PfsLeftovers {
         let _meta = file.meta.lock();
         let needed = {
             let state = file.state.lock();
-            let used = state.record.is_dirty() || state.opens > 0;
-            state.record.kept_as.is_none() || state.gone || used
+            let used = state.record.is_dirty() || state.opens.all() > 0;
+            state.record.kept_as.is_none() || state.is_gone() || used
         };
         if needed {
             return Ok(false);
@@ -398,7 +398,7 @@ impl PfsLeftovers {
         if is_lost {
             let key = {
                 let mut state = file.state.lock();
-                state.gone = true;
+                state.note_gone();
                 state.record.key
             };
             self.space.dropped(file.ino);
@@ -514,7 +514,7 @@ impl PfsLeftovers {
             if is_beside {
                 state.save(&self.flash, file, |record| record.removed = true)?;
             }
-            state.gone = true;
+            state.note_gone();
             (state.record.key, is_beside)
         };
         self.dirty.unlist(file);

@@ -83,7 +83,7 @@ impl ReadAhead {
                 None => wishes.recv().ok().flatten(),
             };
             let Some(Wish { file, blocks }) = wish else { continue };
-            if file.state.lock().gone {
+            if file.state.lock().is_gone() {
                 continue;
             }
             if let Err(error) = self.fills.fetch(&file, blocks, 0) {

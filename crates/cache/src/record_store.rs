@@ -72,17 +72,15 @@ impl RecordStore {
     ) -> Result<()> {
         let r = &state.record;
         let empty = state.map.present() == 0
-            && state.opens == 0
-            && state.opening == 0
-            && state.filling.is_empty()
-            && state.held.is_empty()
+            && !state.opens.is_in_use()
+            && !state.block_use.has_fills()
+            && !state.block_use.has_held()
             && r.state == SyncState::Clean
             && r.kept_as.is_none()
-            && !(r.pinned || r.nameless || state.listed || state.gone);
+            && !(r.pinned || r.nameless || state.listed || state.is_gone());
         if empty {
             let key = r.key;
-            state.gone = true;
-            state.forgotten = true;
+            state.forget();
             drop(state);
             self.nodes.detach(file.number(), file);
             forebay_failpoint::step("a forgotten file is still on flash");
@@ -132,7 +130,7 @@ impl RecordStore {
         let mut loaded = self.loaded.lock();
         if let Some(file) = loaded.get(&ino).and_then(Weak::upgrade) {
             self.flash.release(ino);
-            return match file.state.lock().gone {
+            return match file.state.lock().is_gone() {
                 // It is just being taken off flash: who asks again finds nothing, or makes it anew.
                 true => Err(Errno::ESTALE),
                 false => Ok(file.clone()),

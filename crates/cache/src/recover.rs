@@ -201,7 +201,7 @@ impl Recovery {
                     {
                         let mut state = file.state.lock();
                         state.save(&self.flash, &file, |record| record.removed = true)?;
-                        state.gone = true;
+                        state.note_gone();
                     }
                     self.space.dropped(file.ino);
                     if let Err(error) = self.leftovers.end_lost(&file) {
@@ -233,7 +233,7 @@ impl Recovery {
     fn take_up_data(&self, file: &Arc<CacheFile>, power_cut: bool, made_empty: bool) -> Result<()> {
         if power_cut {
             // A power cut may have made it shorter.
-            file.state.lock().seen_bytes = 0;
+            file.state.lock().extent.set_seen(0);
         }
         if made_empty && self.is_taken_away(file, power_cut) {
             self.losses.note_lost(file);
@@ -257,7 +257,7 @@ impl Recovery {
         }
         if power_cut {
             let size = self.flash.stat(file.ino)?.size_bytes;
-            file.state.lock().has_seen(size);
+            file.state.lock().extent.has_seen(size);
         }
         self.room_ahead.give_old_room_back(file)
     }

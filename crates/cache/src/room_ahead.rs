@@ -71,9 +71,11 @@ impl RoomAhead {
 /// Up to where room is wanted for a write, if it is one of a row of appends that has used up what it had.
 fn wanted(state: &FileState, offset: u64, length: u64) -> Option<u64> {
     let end = offset + length;
-    let appends = offset == state.seen_bytes && offset >= FROM_BYTES && length <= WRITE_MAX_BYTES;
-    let is_ours = !state.record.whole && !state.gone;
-    (appends && is_ours && end > state.room_until).then(|| end.next_multiple_of(STEP_BYTES))
+    let appends =
+        offset == state.extent.seen_bytes() && offset >= FROM_BYTES && length <= WRITE_MAX_BYTES;
+    let is_ours = !state.record.whole && !state.is_gone();
+    (appends && is_ours && end > state.extent.room_until())
+        .then(|| end.next_multiple_of(STEP_BYTES))
 }
 
 impl RoomAhead {
@@ -102,7 +104,7 @@ impl RoomAhead {
         let from = offset.next_multiple_of(PAGE_BYTES);
         let keep = libc::FALLOC_FL_KEEP_SIZE as u32;
         match self.flash.fallocate(file.ino, keep, from, until - from) {
-            Ok(()) => state.room_until = until,
+            Ok(()) => state.extent.set_room(until),
             Err(error) => tracing::debug!(%error, ino = %file.ino, "no room ahead of an append"),
         }
     }
@@ -110,7 +112,7 @@ impl RoomAhead {
     /// Gives back the room that a file has behind its end; the bytes that flash has more by it, and no others: who waits
     /// for room tries again for them, and does not wait for drains. What somebody is using keeps it.
     pub(crate) fn give_room_back(&self, file: &Arc<CacheFile>) -> Result<u64> {
-        if file.state.lock().room_until == 0 {
+        if file.state.lock().extent.room_until() == 0 {
             return Ok(0);
         }
         // Nobody writes now: where the end is stays so.
@@ -120,9 +122,9 @@ impl RoomAhead {
             // It may be writing there.
             return Ok(0);
         }
-        let until = std::mem::take(&mut state.room_until);
+        let until = state.extent.take_room();
         self.remove(file);
-        if until == 0 || state.gone {
+        if until == 0 || state.is_gone() {
             return Ok(0);
         }
         let object = self.flash.stat(file.ino)?;
@@ -134,7 +136,7 @@ impl RoomAhead {
         let give = || self.flash.fallocate(file.ino, punch, from, until - from);
         // No write, so no other time of the last one.
         let kept = self.flash.keep_mtime(file.ino, give)?;
-        state.note_unwritten(&kept);
+        state.evidence.note_unwritten(&kept);
         kept.changed?;
         Ok(512 * object.blocks_512.saturating_sub(self.flash.stat(file.ino)?.blocks_512))
     }
@@ -161,7 +163,7 @@ impl RoomAhead {
         }
         let object = self.flash.stat(file.ino)?;
         if object.blocks_512 * 512 > object.size_bytes.next_multiple_of(PAGE_BYTES) {
-            file.state.lock().room_until = object.size_bytes + 2 * STEP_BYTES;
+            file.state.lock().extent.set_room(object.size_bytes + 2 * STEP_BYTES);
             self.give_room_back(file)?;
         }
         Ok(())

@@ -552,7 +552,7 @@ impl Space {
         let (key, path) = {
             let state = file.state.lock();
             let r = &state.record;
-            if !r.pinned || r.state != SyncState::Clean || state.opens > 0 || state.opening > 0 {
+            if !r.pinned || r.state != SyncState::Clean || state.opens.is_in_use() {
                 return Ok(false);
             }
             (r.key, r.path.as_bytes().to_vec())

@@ -114,12 +114,12 @@ impl Status {
         let state = file.state.lock();
         let r = &state.record;
         // What cannot be looked at is told all the same: it is not on the PFS.
-        let size = there.map_or(state.seen_bytes, |object| object.size_bytes);
+        let size = there.map_or(state.extent.seen_bytes(), |object| object.size_bytes);
         let name = match r.state {
             _ if is_lost => "failed",
             SyncState::Clean => "clean",
             SyncState::Conflict => "conflict",
-            _ if draining && !state.summing => "draining",
+            _ if draining && !state.drain_run.is_for_sums() => "draining",
             SyncState::Failed => "failed",
             SyncState::Dirty => "dirty",
         };
@@ -149,9 +149,9 @@ impl Status {
             size_bytes: size,
             cached_bytes: here,
             dirty_bytes: state.dirty_bytes(size),
-            drained_bytes: state.drained_bytes,
-            drain_total_bytes: state.drain_total_bytes,
-            opens: state.opens,
+            drained_bytes: state.drain_run.written_bytes(),
+            drain_total_bytes: state.drain_run.total_bytes(),
+            opens: state.opens.all(),
             pinned: r.pinned,
             grade: grade.into(),
             verified: r.verified.map(|how| match how {
@@ -353,7 +353,7 @@ impl Status {
             tree.conflicts += u64::from(told.state == "conflict");
             let state = file.state.lock();
             tree.busy += u64::from(state.may_kernel_write());
-            if let Some(began) = state.drained_from {
+            if let Some(began) = state.drain_run.last() {
                 tree.drained_files += 1;
                 tree.drained_ms = tree.drained_ms.max(began.elapsed().as_millis() as u64 + 1);
             }

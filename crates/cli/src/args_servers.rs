@@ -128,7 +128,7 @@ pub enum BufferCommand {
 pub enum PoolCommand {
     /// Show the servers of the pool.
     Status(PoolStatusArgs),
-    /// Give a server up that will not come back: its parts of buffers are lost.
+    /// Give a server up that will not come back: its shards of buffers are lost.
     Forget(PoolForgetArgs),
     /// Make a server the leader of its pool, whose leader will not come back.
     Leader(PoolLeaderArgs),
@@ -150,8 +150,8 @@ pub struct PoolStatusArgs {
 #[derive(Debug, Clone, Args)]
 #[command(
     after_help = "A server that only does not answer is waited for: mounts of its buffers wait, then get errors, and go on when it is back. \
-Given up, its parts are lost at once and for good: what is in them answers EIO, the buffers are degraded and can be destroyed, files on other servers stay readable. \
-If it is started again all the same, it removes its parts and joins as a new server. A server that answers is not given up. \
+Given up, its shards are lost at once and for good: what is in them answers EIO, the buffers are degraded and can be destroyed, files on other servers stay readable. \
+If it is started again all the same, it removes its shards and joins as a new server. A server that answers is not given up. \
 For the leader: `forebay pool leader --take-over`.\n\n\
 Example:\n  forebay pool forget 0a4f8c1de3b2470f9f1c55d0c9b8e7a6 --server node9:4242"
 )]
@@ -170,11 +170,11 @@ pub struct PoolForgetArgs {
 /// `forebay pool leader`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "A leader that is only down is waited for: start it again. Given up, its parts are lost at once and for good, as with \
+    after_help = "A leader that is only down is waited for: start it again. Given up, its shards are lost at once and for good, as with \
 `forebay pool forget`: what is in them answers EIO. The server that is asked keeps the ledger from then on; what the other servers have of buffers \
 tells it of them. A buffer that was on the old leader alone is gone with it, and not listed any more. \
 Refused while the old leader answers, here or at any other server of the pool, and while another server does not answer: start that one, or \
-give it up as well (--without). If the old leader is started again all the same, the others refuse it; it removes its parts and joins as a new server.\n\n\
+give it up as well (--without). If the old leader is started again all the same, the others refuse it; it removes its shards and joins as a new server.\n\n\
 Example:\n  forebay pool leader --take-over --server node8:4242"
 )]
 pub struct PoolLeaderArgs {

@@ -38,7 +38,7 @@ pub struct EventsArgs {
 /// `forebay top`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Rates are those of the last interval; with --once, of one second. IN/S and OUT/S count what servers and mounts moved themselves: bytes that the kernel reads and writes on the fast path are not seen, but USED and USED/S (its change) have what was written by any way. ERRORS leaves out ordinary answers, such as that a name is not there. A buffer is one line, the sum of its parts on all servers, wherever it is mounted here.\n\n\
+    after_help = "Rates are those of the last interval; with --once, of one second. IN/S and OUT/S count what servers and mounts moved themselves: bytes that the kernel reads and writes on the fast path are not seen, but USED and USED/S (its change) have what was written by any way. ERRORS leaves out ordinary answers, such as that a name is not there. A buffer is one line, the sum of its shards on all servers, wherever it is mounted here.\n\n\
 Examples:\n  \
 forebay top                       the buffers mounted on this machine\n  \
 forebay top --server node9:4242   those of a pool that you may use\n  \

@@ -202,7 +202,7 @@ mod tests {
         let by_address =
             "ask the server n1:7: its process 7 is stopped (`kill -CONT 7` lets it go on)";
         let by_part =
-            "the server of part 0 on n1: its process 7 is stopped (`kill -CONT 7` lets it go on)";
+            "the server of shard 0 on n1: its process 7 is stopped (`kill -CONT 7` lets it go on)";
         let both = "ask the server n1:7 and n1:8: `kill -CONT 7 8` lets them go on";
         let begun = Instant::now();
         let mut said = Vec::new();

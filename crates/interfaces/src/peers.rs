@@ -51,7 +51,7 @@ pub trait Peers: Send + Sync {
     fn buffer(&self) -> u128;
     /// The server of a shard, for people.
     fn name(&self, shard: ShardId) -> String {
-        format!("the server of part {}", shard.0)
+        format!("the server of shard {}", shard.0)
     }
 }
 

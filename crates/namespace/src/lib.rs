@@ -68,8 +68,7 @@ pub use shards::Where;
 #[cfg(any(debug_assertions, feature = "failpoints"))]
 pub use shards::testing;
 pub use striped::{
-    Asked, LogWriters, LoggedFiles, Mapped, Now, Published, SIZE_UNKNOWN, StripeObjects,
-    StripedFiles,
+    Asked, LogWriters, LoggedFiles, Mapped, Now, Published, StripeObjects, StripedFiles,
 };
 pub use tree::{LocalTree, ShardedTree};
 pub use xattrs::{OWN as OWN_XATTRS, is_layout_xattr};

@@ -415,7 +415,7 @@ fn data_that_is_gone_is_an_error_and_told() {
     assert_eq!(ns.read(never, 0, &mut [0; 4]), Ok(0));
     // The name is there, is found without a size, and can be removed.
     assert_eq!(ns.attr_ttl(gone), std::time::Duration::ZERO);
-    assert_eq!(ns.lookup(&root, Ino::ROOT, b"gone").unwrap().attr.blksize_bytes, 0);
+    assert!(!ns.lookup(&root, Ino::ROOT, b"gone").unwrap().attr.is_size_known());
     ns.unlink(&root, Ino::ROOT, b"gone").unwrap();
     assert_eq!(ns.lookup(&root, Ino::ROOT, b"gone").err(), Some(Errno::ENOENT));
 

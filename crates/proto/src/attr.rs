@@ -79,6 +79,9 @@ impl FileKind {
     }
 }
 
+/// The I/O size of attributes without a size, which no others have: as on the wire, where they need no field more.
+const BLKSIZE_OF_UNKNOWN: u32 = 0;
+
 /// What `stat` shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attr {
@@ -106,7 +109,7 @@ pub struct Attr {
     pub gid: u32,
     /// Device number of a device node, in the kernel's 32-bit encoding of FUSE.
     pub rdev: u32,
-    /// Preferred I/O size in bytes.
+    /// Preferred I/O size in bytes; see [`Attr::is_size_known`].
     pub blksize_bytes: u32,
 }
 
@@ -114,6 +117,18 @@ impl Attr {
     /// The type named by the mode.
     pub fn kind(&self) -> FileKind {
         FileKind::from_mode(self.mode).unwrap_or(FileKind::File)
+    }
+
+    /// The same without a size, because data of the file cannot be reached: its server is away, or it is lost. Such
+    /// attributes may lead to the inode, but are not to be believed.
+    #[must_use]
+    pub fn with_unknown_size(self) -> Attr {
+        Attr { blksize_bytes: BLKSIZE_OF_UNKNOWN, ..self }
+    }
+
+    /// False for attributes without a size ([`Attr::with_unknown_size`]).
+    pub fn is_size_known(&self) -> bool {
+        self.blksize_bytes != BLKSIZE_OF_UNKNOWN
     }
 }
 

@@ -56,7 +56,7 @@ impl Ownership {
         let number = data_servers.next();
         let file = self.nodes.get(ino).ok().and_then(|known| known.file);
         let state = file.as_ref().map(|file| file.state.lock());
-        if state.as_ref().is_none_or(|state| state.opens == 0 && !state.record.is_dirty()) {
+        if state.as_ref().is_none_or(|state| state.opens.all() == 0 && !state.record.is_dirty()) {
             self.nodes.clean_again(ino, number);
         }
     }

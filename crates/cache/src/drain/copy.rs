@@ -138,7 +138,7 @@ impl Copier {
             let length = end.saturating_sub(offset) as usize;
             let data = memory.get(length);
             self.load_piece(file, &blocks[at..at + run], offset, data, &mut written)?;
-            if self.drain_list.is_stopping() || file.state.lock().gone {
+            if self.drain_list.is_stopping() || file.state.lock().is_gone() {
                 return Err(failed(Errno::ECANCELED, "drain"));
             }
             if !is_waited_for {
@@ -152,7 +152,7 @@ impl Copier {
                     .and_then(|()| target.write_all_at(piece, at).map_err(|e| Errno::from_io(&e)))
                     .map_err(|e| failed(e, "write to the PFS"))?;
             }
-            file.state.lock().drained_bytes += length as u64;
+            file.state.lock().drain_run.wrote(length as u64);
             self.counters.sent(length as u64);
             at += run;
             if at < blocks.len() || !on_way.is_empty() {
@@ -253,11 +253,9 @@ impl Copier {
         let mut entries: Vec<Entry> = blocks.iter().map(|block| state.map.get(*block)).collect();
         for (i, (sum, bytes)) in sums.iter().zip(data.chunks(BLOCK_BYTES as usize)).enumerate() {
             let block = first + i as u64;
-            let alone = state.draining.as_ref().is_some_and(|set| set.contains(&block));
-            if !alone || state.writing.contains_key(&block) {
-                if let Some(set) = &mut state.draining {
-                    set.remove(&block);
-                }
+            let alone = state.drain_run.is_untouched(block);
+            if !alone || state.block_use.is_writing(block) {
+                state.drain_run.touch(block);
                 continue;
             }
             if i * BLOCK_BYTES as usize + bytes.len() > got {

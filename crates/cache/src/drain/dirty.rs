@@ -45,7 +45,7 @@ impl DirtyFiles {
 impl DirtyFiles {
     /// A dirty file that has a name is in the list, and its node stays. With the file's state locked.
     pub(crate) fn list_dirty(&self, file: &Arc<CacheFile>, state: &mut FileState) {
-        if state.listed || state.gone || state.record.nameless {
+        if state.listed || state.is_gone() || state.record.nameless {
             return;
         }
         state.listed = true;

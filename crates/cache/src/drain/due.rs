@@ -24,10 +24,11 @@ impl Costly for Looks<'_> {
         let state = self.file.state.lock();
         Some(KernelFile {
             written_ago,
-            nothing_new: state.drained_open.is_some_and(|open| open.has(&object))
-                || state.is_untouched(&object),
+            nothing_new: state.evidence.drained_open().is_some_and(|open| open.has(&object))
+                || state.evidence.is_untouched(&object),
             not_again_before: state
-                .drained_open
+                .evidence
+                .drained_open()
                 .map(|open| self.drainer.origin.moment(open.not_again_before)),
         })
     }
@@ -45,7 +46,7 @@ impl Drainer {
             FileFacts {
                 since: self.origin.moment(since),
                 last_write: self.origin.moment(state.last_write),
-                opens: state.opens,
+                opens: state.opens.all(),
                 kernel_writes: state.may_kernel_write(),
                 needs_decision: state.record.state == SyncState::Conflict || state.is_lost(),
             }

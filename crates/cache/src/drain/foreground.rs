@@ -104,7 +104,7 @@ impl Foreground {
     fn last_kernel_write(&self) -> Option<Instant> {
         let mut last: Option<Instant> = None;
         let listed = self.drain_list.files();
-        let open = listed.iter().filter(|file| file.state.lock().locals > 0);
+        let open = listed.iter().filter(|file| file.state.lock().opens.by_kernel() > 0);
         for file in open.take(KERNEL_FILES_SEEN_MAX) {
             let Some(ago) = self.written_ago(file) else { continue };
             last = last.max(Instant::now().checked_sub(ago));

@@ -410,7 +410,7 @@ impl Drainer {
 
     fn drain_once(&self, file: &Arc<CacheFile>, asked: bool, memory: &mut copy::Memory) {
         let _one = file.drain.lock();
-        if file.state.lock().gone {
+        if file.state.lock().is_gone() {
             self.dirty.unlist(file);
             return;
         }
@@ -431,11 +431,11 @@ impl Drainer {
         self.activity.end(begun, ActivityKind::Drain, file.number(), (0, dirty_bytes), result);
         match published {
             Ok(_) => {
-                file.state.lock().drained_from = Some(began);
+                file.state.lock().drain_run.note_last(began);
                 self.drain_list.dirty_since(file, began);
             }
             Err(_) => {
-                let sent_bytes = std::mem::take(&mut file.state.lock().drained_bytes);
+                let sent_bytes = file.state.lock().drain_run.take_written_bytes();
                 self.counters.wasted(sent_bytes);
             }
         }
@@ -447,14 +447,14 @@ impl Drainer {
             }
             Ok(false) => {
                 let mut state = file.state.lock();
-                let still_asked = asked && state.locals == 0;
+                let still_asked = asked && state.opens.by_kernel() == 0;
                 let not_again_before = Instant::now() + began.elapsed() * OPEN_PAUSES;
-                state.drained_open = before.map(|object| DrainedOpen {
+                state.evidence.set_drained_open(before.map(|object| DrainedOpen {
                     size_bytes: object.size_bytes,
                     mtime: object.mtime,
                     not_again_before,
                     asked,
-                });
+                }));
                 drop(state);
                 let then = Instant::now() + Duration::from_millis(200);
                 self.drain_list.put_back(file, then, still_asked);

@@ -36,7 +36,6 @@ pub(super) use find::Found;
 use forebay_proto::control::{PathBytes, Verify};
 use forebay_proto::{Errno, Timestamp};
 use rustix::fs::{self as rfs, Mode, OFlags, RenameFlags, Timespec, Timestamps};
-use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -197,7 +196,7 @@ impl Publisher {
         match done {
             Ok((stat, proof)) => self.end_job(file, job, &stat, proof),
             Err(error) => {
-                file.state.lock().draining = None;
+                file.state.lock().drain_run.end();
                 Err(error)
             }
         }
@@ -205,26 +204,23 @@ impl Publisher {
 
     /// A file that its writers make bigger than what is left of the buffer cannot wait to be whole.
     fn in_parts(&self, file: &CacheFile) -> bool {
-        file.state.lock().opens > 0 && self.drain_list.is_pressed()
+        file.state.lock().opens.all() > 0 && self.drain_list.is_pressed()
     }
 
     fn begin_job(&self, file: &Arc<CacheFile>) -> Outcome<Job> {
         let _gate = file.gate.read();
         let mut state = file.state.lock();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
-        state.has_seen(object.size_bytes).then_some(()).ok_or_else(lost)?;
+        state.extent.has_seen(object.size_bytes).then_some(()).ok_or_else(lost)?;
         let blocks: Vec<u64> =
             state.map.blocks().filter(|(_, e)| to_drain(e)).map(|(b, _)| b).collect();
-        state.draining = Some(blocks.iter().copied().collect::<HashSet<u64>>());
-        state.drained_bytes = 0;
         self.counters.drain_begins();
-        state.cut_to = None;
-        state.set_mtime = None;
-        state.drain_total_bytes = blocks
+        let total_bytes: u64 = blocks
             .iter()
             .map(|b| object.size_bytes.saturating_sub(b * BLOCK_BYTES))
             .map(|n| n.min(BLOCK_BYTES))
             .sum();
+        state.drain_run.begin(&blocks, total_bytes);
         Ok(Job {
             blocks,
             size: object.size_bytes,
@@ -334,7 +330,7 @@ impl Publisher {
         let spec = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
         let omit = Timespec { tv_sec: 0, tv_nsec: rfs::UTIME_OMIT };
         // A program may have set another one since.
-        let mtime = file.state.lock().set_mtime.unwrap_or(job.mtime);
+        let mtime = file.state.lock().drain_run.set_mtime().unwrap_or(job.mtime);
         let times =
             Timestamps { last_access: accessed.map_or(omit, spec), last_modification: spec(mtime) };
         let set = as_writer(file, || rfs::futimens(target, &times).map_err(errno));
@@ -360,7 +356,7 @@ impl Publisher {
             key,
         };
         self.save(file, |record| record.draining = Some(journal(None)))?;
-        if file.state.lock().gone {
+        if file.state.lock().is_gone() {
             // Perhaps before that was on record.
             return Err(failed(Errno::ECANCELED, "drain"));
         }
@@ -444,7 +440,7 @@ impl Publisher {
     /// True if a PFS file is open here, or has something that the PFS does not.
     fn is_used(&self, key: Key) -> Outcome<bool> {
         let other = self.records.find(key).map_err(at("look at the record on flash"))?;
-        Ok(other.is_some_and(|other| other.is_dirty() || other.state.lock().opens > 0))
+        Ok(other.is_some_and(|other| other.is_dirty() || other.state.lock().opens.all() > 0))
     }
 
     /// Puts the temporary in the file's place, if what is there still is what it replaces.
@@ -456,7 +452,7 @@ impl Publisher {
         (target, job): (&File, &Job),
     ) -> Outcome<PfsStat> {
         let _meta = file.meta.lock();
-        if file.state.lock().gone {
+        if file.state.lock().is_gone() {
             return Err(failed(Errno::ECANCELED, "drain"));
         }
         if found.instead_as.is_some() && self.is_used(found.stat.key)? {
@@ -604,19 +600,24 @@ impl Publisher {
     ) -> Outcome<bool> {
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
-        let mut clean = state.draining.take().unwrap_or_default();
+        let mut clean = state.drain_run.end();
         // A write that was under way when the drain began, and still is.
-        clean.retain(|block| !state.writing.contains_key(block));
-        state.clean_unsynced = true;
+        clean.retain(|block| !state.block_use.is_writing(*block));
+        state.note_clean();
         let object = self.flash.stat(file.ino).map_err(at("look at flash"))?;
-        let limit = state.limit_after_drain(stat.size.min(object.size_bytes));
+        let limit = state.drain_run.limit(stat.size.min(object.size_bytes));
         // What the PFS has behind a truncation that came meanwhile has to go.
         let resized = object.size_bytes != stat.size || limit < stat.size;
         let whole = proof.whole.and_then(|whole| whole.if_same(&state));
         let whole = whole
             .filter(|_| !resized && !state.record.whole && state.map.dirty() == clean.len() as u64);
         let how = Some(proof.how);
-        self.events.tell_drained(state.record.path.as_bytes(), state.drained_bytes, how, whole);
+        self.events.tell_drained(
+            state.record.path.as_bytes(),
+            state.drain_run.written_bytes(),
+            how,
+            whole,
+        );
         // Before the first block is clean: a drain that begins again must not cut the PFS file
         // to what counted before this one.
         state

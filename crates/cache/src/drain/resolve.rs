@@ -210,7 +210,7 @@ impl Conflicts {
 
     fn drop_ours(&self, file: &Arc<CacheFile>, stat: &PfsStat) -> Result<()> {
         let _meta = file.meta.lock();
-        if file.state.lock().locals > 0 {
+        if file.state.lock().opens.by_kernel() > 0 {
             return Err(Errno::EBUSY);
         }
         self.cached_files.take_base(file, stat)?;
@@ -232,16 +232,16 @@ impl Conflicts {
     /// The PFS file that ours belongs to is gone, or nothing of ours is left.
     fn forget_ours(&self, file: &Arc<CacheFile>) -> Result<()> {
         let _meta = file.meta.lock();
-        if file.state.lock().locals > 0 {
+        if file.state.lock().opens.by_kernel() > 0 {
             return Err(Errno::EBUSY);
         }
         self.leftovers.unlink_kept(file)?;
         let key = {
             let mut state = file.state.lock();
-            if state.locals > 0 {
+            if state.opens.by_kernel() > 0 {
                 return Err(Errno::EBUSY);
             }
-            state.gone = true;
+            state.note_gone();
             state.record.key
         };
         let number = file.number();

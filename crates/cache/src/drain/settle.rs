@@ -98,9 +98,9 @@ impl Settler {
             if let Some(untouched) = self.untouched(file)? {
                 return Ok(untouched);
             }
-            let was_open = file.state.lock().locals > 0;
+            let was_open = file.state.lock().opens.by_kernel() > 0;
             let before = self.flash.stat(file.ino)?;
-            file.state.lock().sums_begin(&before);
+            file.state.lock().evidence.sums_begin(&before);
             // Else what is written now could get the times that it has already, where the kernel's grain is coarse.
             let would_show = !was_open || self.clocks.has_passed(before.mtime);
             let entries = self.checksums(file, before.size_bytes, sums)?;
@@ -109,8 +109,8 @@ impl Settler {
             let _gate = file.gate.write();
             let after = self.flash.stat(file.ino)?;
             let mut state = file.state.lock();
-            let same = state.sums_end(&after);
-            let closed = state.locals == 0;
+            let same = state.evidence.sums_end(&after);
+            let closed = state.opens.by_kernel() == 0;
             // One that was cut meanwhile: checksums of what is gone would vouch for it.
             let is_cut = after.size_bytes < before.size_bytes;
             if is_cut || (closed && !(same && would_show)) {
@@ -124,10 +124,10 @@ impl Settler {
             state.put_runs(&self.flash, file, &none)?;
             forebay_failpoint::step("a whole file has its checksums");
             if closed {
-                state.clean_unsynced = true;
-                state.whole_on_flash = !self.flash.is_volatile();
+                state.note_clean();
+                state.stay_whole_on_flash(!self.flash.is_volatile());
                 state.save(&self.flash, file, |record| record.whole = false)?;
-                state.at_open = None;
+                state.evidence.forget_open();
             }
             return Ok(Settled::Known);
         }
@@ -140,21 +140,21 @@ impl Settler {
         let _meta = file.meta.lock();
         let object = self.flash.stat(file.ino)?;
         let mut state = file.state.lock();
-        if state.map.dirty() > 0 || state.record.resized || !state.is_untouched(&object) {
+        if state.map.dirty() > 0 || state.record.resized || !state.evidence.is_untouched(&object) {
             return Ok(None);
         }
-        if state.locals > 0 {
+        if state.opens.by_kernel() > 0 {
             // After a failure or a conflict a drain is to find out what is so now.
             let is_plain =
                 state.record.state == SyncState::Dirty && state.record.draining.is_none();
             return Ok(is_plain.then_some(Settled::OpenAndUntouched));
         }
-        state.clean_unsynced = true;
+        state.note_clean();
         state.save(&self.flash, file, |record| {
             record.whole = false;
             record.state = SyncState::Clean;
         })?;
-        state.at_open = None;
+        state.evidence.forget_open();
         Ok(Some(Settled::Known))
     }
 

@@ -93,7 +93,7 @@ impl FileData {
         let from = end / BLOCK_BYTES;
         let until = (from + window).min(limit);
         let missing =
-            (from..until).find(|block| !state.here(*block) && !state.filling.contains(block));
+            (from..until).find(|block| !state.here(*block) && !state.block_use.is_filling(*block));
         drop(state);
         // Not each block by itself: only once half of the window has been read.
         if let Some(first) = missing
@@ -144,7 +144,7 @@ impl FileData {
         if state.record.whole || blocks.clone().any(|b| state.map.get(b).has(bits::DIRTY)) {
             return Ok(false);
         }
-        if state.opening > 0 {
+        if state.opens.is_under_way() {
             // It stays for who opens it: this reader gets it from the PFS.
             return Ok(true);
         }

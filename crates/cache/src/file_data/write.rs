@@ -5,7 +5,7 @@
 //! written in part was here before; two writers of one block never make its checksum. Called for
 //! FUSE requests that are not passthrough.
 
-use super::super::file::{CacheFile, FileState, seen};
+use super::super::file::{CacheFile, FileState};
 use super::super::flash::Flash;
 use super::super::map::{BLOCK_BYTES, Entry, bits, blocks_of, crc};
 use super::super::record::SyncState;
@@ -142,7 +142,7 @@ impl FileData {
                 continue;
             }
             let blocks = blocks_of(offset, length);
-            if blocks.clone().any(|b| state.filling.contains(&b)) {
+            if blocks.clone().any(|b| state.block_use.is_filling(b)) {
                 let begun = self.activity.begin();
                 // The fill needs it.
                 drop((shared, alone));
@@ -171,7 +171,7 @@ impl FileData {
             let until = offset + done.len() as u64;
             let mut state = file.state.lock();
             if !done.is_empty() {
-                state.has_seen(until);
+                state.extent.has_seen(until);
             }
             end(&mut state, &self.flash, file, blocks, until, &sums)?;
             drop(state);
@@ -193,7 +193,7 @@ impl FileData {
         for block in blocks {
             let entry = state.map.get(block);
             let closed = entry.has(bits::PRESENT) && !entry.has(bits::OPEN);
-            if !closed || state.record.whole || state.writing.contains_key(&block) {
+            if !closed || state.record.whole || state.block_use.is_writing(block) {
                 continue;
             }
             let mut data = vec![0; entry.len as usize];
@@ -226,12 +226,12 @@ impl FileData {
         if state.is_lost() {
             return Err(Errno::EIO);
         }
-        if state.gone && state.opens == 0 {
+        if state.is_gone() && state.opens.all() == 0 {
             // Evicted in between: who comes by its name finds it anew.
             return Err(Errno::ESTALE);
         }
         state.last_write = Instant::now();
-        state.may_be_written();
+        state.evidence.may_be_written();
         if state.record.state == SyncState::Clean {
             state.sync_clean(&self.flash, file)?;
             let writer = state.writer.clone();
@@ -265,7 +265,7 @@ impl FileData {
             self.flash.set_times(file.ino, None, Some(mtime))?;
             let object = self.flash.stat(file.ino)?;
             // A time that a write could get at this moment tells nothing.
-            state.at_open = self.clocks.has_passed(object.mtime).then_some(seen(&object));
+            state.evidence.given_to_kernel(&object, self.clocks.has_passed(object.mtime));
         }
         if !self.flash.is_volatile() {
             self.flash.sync_data(file.ino)?;
@@ -295,14 +295,14 @@ impl FileData {
         if size >= old {
             state.save(&self.flash, file, |record| record.resized = true)?;
             self.flash.truncate(file.ino, size)?;
-            state.has_seen(size);
+            state.extent.has_seen(size);
             // What was promised behind the end goes, as with any truncation.
-            state.promised_until = state.promised_until.min(size);
+            state.extent.promise_ends(size);
             return Ok(());
         }
         let synced = state.map.blocks().any(|(_, e)| e.has(bits::DIRTY | bits::SYNCED))
             || state.record.whole
-            || state.clean_unsynced;
+            || state.is_clean_unsynced();
         state.save(&self.flash, file, |record| {
             record.resized = true;
             record.truncating_to = Some(size);
@@ -310,7 +310,7 @@ impl FileData {
         })?;
         // What is being fetched behind it is not the file's any more.
         state.generation += 1;
-        state.cut_to = Some(state.cut_to.map_or(size, |cut| cut.min(size)));
+        state.drain_run.cut(size);
         if synced && !self.flash.is_volatile() {
             self.flash.sync()?;
         }
@@ -320,17 +320,14 @@ impl FileData {
 
     /// Does a truncation that is on record, and takes it off.
     pub(crate) fn cut(&self, file: &CacheFile, state: &mut FileState, size: u64) -> Result<()> {
-        state.seen_bytes = state.seen_bytes.min(size);
-        state.promised_until = state.promised_until.min(size);
+        state.extent.cut(size);
         self.flash.truncate(file.ino, size)?;
         // That went along.
-        state.room_until = 0;
+        state.extent.take_room();
         forebay_failpoint::step("a file is cut");
         let behind = state.map.blocks_from(size.div_ceil(BLOCK_BYTES));
-        if let Some(draining) = &mut state.draining {
-            for block in &behind {
-                draining.remove(block);
-            }
+        for block in &behind {
+            state.drain_run.touch(*block);
         }
         let none: Vec<_> = behind.into_iter().map(|block| (block, Entry::default())).collect();
         state.put_runs(&self.flash, file, &none)?;
@@ -338,9 +335,7 @@ impl FileData {
         let entry = state.map.get(edge);
         if size % BLOCK_BYTES != 0 && entry.has(bits::PRESENT) {
             state.put(&self.flash, file, edge, &[entry.with(bits::DIRTY | bits::OPEN)])?;
-            if let Some(draining) = &mut state.draining {
-                draining.remove(&edge);
-            }
+            state.drain_run.touch(edge);
         }
         state.save(&self.flash, file, |record| record.truncating_to = None)
     }
@@ -369,7 +364,7 @@ impl FileData {
                 self.truncate_data(file, end)?;
             }
             let mut state = file.state.lock();
-            state.promised_until = state.promised_until.max(end);
+            state.extent.promise(end);
             return Ok(());
         }
         let _held = file.hold(edges(offset, length));
@@ -464,12 +459,8 @@ fn begin(state: &mut FileState, flash: &Flash, file: &CacheFile, blocks: Range<u
     state.put(flash, file, blocks.start, &entries)?;
     forebay_failpoint::step("blocks are open in the map");
     for block in blocks {
-        let writing = state.writing.entry(block).or_default();
-        writing.shared |= writing.count > 0;
-        writing.count += 1;
-        if let Some(draining) = &mut state.draining {
-            draining.remove(&block);
-        }
+        state.block_use.begin_write(block);
+        state.drain_run.touch(block);
     }
     Ok(())
 }
@@ -506,7 +497,7 @@ fn end(
 ) -> Result<()> {
     let mut entries = Vec::with_capacity((blocks.end - blocks.start) as usize);
     for block in blocks.clone() {
-        let alone = state.writing.get(&block).is_some_and(|w| !w.shared);
+        let alone = state.block_use.is_written_alone(block);
         leave(state, block);
         entries.push(match sums.get(block).filter(|_| alone) {
             Some(sum) => {
@@ -541,7 +532,7 @@ fn end_unknown(
 /// reach, by an error, has nothing of it: the PFS has what was there.
 fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
     let entry = state.map.get(block);
-    let untouched = block * BLOCK_BYTES >= until && !state.writing.contains_key(&block);
+    let untouched = block * BLOCK_BYTES >= until && !state.block_use.is_writing(block);
     match entry.has(bits::FRESH) && untouched {
         true => Entry::default(),
         false => entry.without(bits::FRESH),
@@ -550,15 +541,8 @@ fn no_longer_fresh(state: &FileState, block: u64, until: u64) -> Entry {
 
 /// A drain that began after the write did may have read the block before its bytes came: it is not clean at the end of that.
 fn leave(state: &mut FileState, block: u64) {
-    if let Some(draining) = &mut state.draining {
-        draining.remove(&block);
-    }
-    if let Some(writing) = state.writing.get_mut(&block) {
-        writing.count -= 1;
-        if writing.count == 0 {
-            state.writing.remove(&block);
-        }
-    }
+    state.drain_run.touch(block);
+    state.block_use.end_write(block);
 }
 
 #[cfg(test)]

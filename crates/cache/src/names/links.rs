@@ -23,7 +23,7 @@ impl Names {
         let (Some(file), Some(held)) = (known.file, known.held) else { return Ok(None) };
         {
             let state = file.state.lock();
-            if state.gone || !state.record.nameless {
+            if state.is_gone() || !state.record.nameless {
                 return Ok(None);
             }
         }

@@ -95,7 +95,7 @@ impl Opens {
         let _meta = file.meta.lock();
         let ends = {
             let state = file.state.lock();
-            state.record.nameless && !state.gone && state.opens == 0
+            state.record.nameless && !state.is_gone() && state.opens.all() == 0
         };
         if !ends {
             return;

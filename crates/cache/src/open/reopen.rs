@@ -33,19 +33,18 @@ impl Opens {
         let file = opening.file();
         let _meta = file.meta.lock();
         let mut state = file.state.lock();
-        if state.gone {
+        if state.is_gone() {
             return Err(Errno::ESTALE);
         }
         if may_have_written && !state.is_lost() {
             // Read once at its close, as after any write by a kernel.
             self.data.mark_dirty(file, &mut state)?;
             state.save(&self.flash, file, |record| record.whole = true)?;
-            state.at_open = None;
+            state.evidence.forget_open();
         }
-        state.opens += count;
+        state.opens.add(count);
         if local {
-            state.locals += count;
-            state.maybe_in_kernel = true;
+            state.opens.add_by_kernel(count);
             if may_have_written && !state.is_lost() {
                 self.kernel_may_write(&mut state);
             }

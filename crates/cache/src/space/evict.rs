@@ -44,7 +44,7 @@ impl Space {
             // The object's times are the file's, and this is no write.
             true => {
                 let kept = self.flash.keep_mtime(file.ino, punch)?;
-                state.note_unwritten(&kept);
+                state.evidence.note_unwritten(&kept);
                 kept.changed
             }
             false => punch(),
@@ -61,11 +61,11 @@ impl Space {
         let Some(_gate) = gate else { return Ok(Went::InUse) };
         let mut state = file.state.lock();
         let r = &state.record;
-        let in_use = state.locals > 0 || state.opening > 0;
-        if state.gone {
+        let in_use = state.opens.by_kernel() > 0 || state.opens.is_under_way();
+        if state.is_gone() {
             return Ok(Went::Bytes(0));
         }
-        if r.whole || state.whole_on_flash || r.pinned || in_use {
+        if r.whole || state.is_whole_on_flash() || r.pinned || in_use {
             return Ok(Went::Stays);
         }
         if state.is_in_kernel(&self.flash, &file)? {
@@ -78,9 +78,7 @@ impl Space {
         for block in blocks.start..=blocks.end {
             let entry = state.map.get(block);
             let clean = entry.has(bits::PRESENT) && !entry.has(bits::DIRTY);
-            let used = state.filling.contains(&block)
-                || state.writing.contains_key(&block)
-                || state.held.contains_key(&block);
+            let used = state.block_use.is_in_use(block);
             if block < blocks.end && !used && (clean || !state.here(block)) {
                 if clean {
                     run = Some(run.map_or(block, |run| run.start)..block + 1);

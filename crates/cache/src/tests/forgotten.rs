@@ -77,7 +77,7 @@ fn what_is_forgotten_as_a_mount_comes_back_with_it_is_open_all_the_same() {
     let forgotten = running.fs.parts.nodes.get(ino).unwrap().file.unwrap();
     let key = {
         let mut state = forgotten.state.lock();
-        (state.gone, state.forgotten) = (true, true);
+        state.forget();
         state.record.key
     };
     running.fs.parts.flash.remove(forgotten.ino, key).unwrap();

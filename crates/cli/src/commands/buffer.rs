@@ -425,7 +425,7 @@ fn part_text(part: &BufferPart) -> String {
     };
     let capacity = format_bytes(part.capacity_bytes);
     let host = visible(&part.host);
-    format!("part {:<6} {state} on {host}: {capacity}{used}, server {}", part.shard.0, part.server)
+    format!("shard {:<5} {state} on {host}: {capacity}{used}, server {}", part.shard.0, part.server)
 }
 
 fn client_text(client: &MountedClient) -> String {
@@ -491,7 +491,7 @@ mod tests {
         };
         let mut buffer = sample("wide");
         buffer.state = BufferState::Degraded;
-        buffer.why = Some("part 1 on node8: its server does not answer".into());
+        buffer.why = Some("shard 1 on node8: its server does not answer".into());
         buffer.parts = vec![part(0, "node7", PartState::Ready), part(1, "node8", PartState::Away)];
         insta::assert_snapshot!(describe(&buffer));
         // What nobody tells is no number.

@@ -85,7 +85,7 @@ pub(super) fn connect_at(target: &Target, address: &ServerAddress) -> Result<Led
 /// An error if a server has not told of its part; `asked` is a server that answers.
 pub(super) fn away_part(buffer: &ServedBuffer, asked: &ServerAddress) -> Option<ControlError> {
     let part = buffer.parts.iter().find(|part| part.state == PartState::Away)?;
-    let what = format!("ask the server of part {} on {}", part.shard.0, part.host);
+    let what = format!("ask the server of shard {} on {}", part.shard.0, part.host);
     let why = part.why.as_deref().unwrap_or("it does not answer");
     let hint = format!("`forebay pool status --server {asked}` tells which servers answer");
     Some(ControlError::new(&what, None, why).errno(libc::ETIMEDOUT).hint(&hint))

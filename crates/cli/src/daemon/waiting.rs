@@ -154,8 +154,8 @@ mod tests {
     #[test]
     fn what_another_server_says_is_told() {
         let away = [ServerSeen { is_away: true, ..server(1, true) }];
-        let told = text(&away, Some("the server of part 1 on n2: its process 7 is stopped"));
-        let wanted = "an answer of 127.0.0.1:1, which does not answer; the server of part 1 on n2: its process 7 is stopped; a \
+        let told = text(&away, Some("the server of shard 1 on n2: its process 7 is stopped"));
+        let wanted = "an answer of 127.0.0.1:1, which does not answer; the server of shard 1 on n2: its process 7 is stopped; a \
                       server that does not answer is given up";
         assert!(told.starts_with(wanted), "{told}");
     }

@@ -18,7 +18,7 @@ fn servers_that_are_killed_are_waited_for_and_come_back() {
     let shown = pool.done(1, &["pool", "status"]);
     assert!(shown.contains("leader") && shown.matches("member").count() == 2, "{shown}");
     let described = pool.done(0, &["buffer", "status", "wide"]);
-    assert!(described.contains("part 2"), "{described}");
+    assert!(described.contains("shard 2"), "{described}");
 
     // A member.
     pool.kill(1);

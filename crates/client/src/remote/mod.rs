@@ -139,7 +139,7 @@ impl RemoteFs {
                 Ok(_) => below(root),
                 Err(errno) => {
                     let what = "find this node's namespace in the buffer";
-                    let why = format!("the server of part {} has it: {errno}", root.shard().0);
+                    let why = format!("the server of shard {} has it: {errno}", root.shard().0);
                     Err(ControlError::new(what, None, &why)
                         .errno(errno.0)
                         .hint("`forebay buffer status NAME --server ADDR` shows its servers"))
@@ -147,7 +147,7 @@ impl RemoteFs {
             },
             None => {
                 let what = "find this node's namespace in the buffer";
-                Err(ControlError::new(what, None, "the server of its first part does not answer")
+                Err(ControlError::new(what, None, "the server of its first shard does not answer")
                     .errno(libc::EHOSTUNREACH)
                     .hint("`forebay buffer status NAME --server ADDR` shows its servers"))
             }

@@ -14,6 +14,7 @@ mod about;
 mod left;
 mod patience;
 mod slots;
+mod tries;
 
 use super::held_locks::HeldLocks;
 use super::lease_cache::{LeaseCache, Mark};
@@ -21,12 +22,11 @@ use super::open_refs::OpenRefs;
 use super::place::Expected;
 use super::refusal::Refusals;
 use crate::ledger::while_busy;
-use about::{changes_attributes_of, data_used_by, is_by_itself, waits_for_mounts};
-use forebay_activity::{Activity, Begun};
+use about::changes_attributes_of;
+use forebay_activity::Activity;
 use forebay_net::handshake::Credential;
 use forebay_net::node::{groups_of_process, host_name, this_node};
 use forebay_net::{Link, LinkError, Pipes, ServerAddress, Stream};
-use forebay_proto::activity::{ActivityKind, Stall};
 use forebay_proto::asked::{self, LOOK};
 use forebay_proto::net::answer::Answer;
 use forebay_proto::net::auth::Purpose;
@@ -35,11 +35,11 @@ use forebay_proto::net::session::{
     Attach, Attached, ClientId, MAX_SLOTS, NodeId, Recall, Reclaim, SessionId, SlotId,
 };
 use forebay_proto::net::{Attempt, Call, GivenBack, Request, Response};
-use forebay_proto::{Attr, Caller, Errno, Ino, Result};
+use forebay_proto::{Attr, Caller, Errno, Result};
 pub(super) use left::Then;
 use left::{Left, Touched, WhenLeft};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
-use patience::{ANSWER_LIMIT, RETRY_FIRST, SignOfLife, Waits};
+use patience::{ANSWER_LIMIT, SignOfLife};
 use slots::{Slot, this_cpu};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -71,23 +71,6 @@ pub struct Target {
     pub patience: Duration,
     /// Where it is told, while somebody watches, that a call waited for a server.
     pub activity: Arc<Activity>,
-}
-
-/// A call that may have to wait for a server; if it did, that is told when it ends.
-struct Waited<'a> {
-    activity: &'a Activity,
-    begun: Begun,
-    ino: Ino,
-    did: bool,
-}
-
-impl Drop for Waited<'_> {
-    fn drop(&mut self) {
-        if self.did {
-            let (kind, why) = (ActivityKind::Stall, Stall::Server as i64);
-            self.activity.end(self.begun, kind, self.ino, (0, 0), why);
-        }
-    }
 }
 
 /// Where the payload of an answer goes.
@@ -349,145 +332,6 @@ impl Peer {
             }
         }
         done
-    }
-
-    fn call_until_answered(
-        &self,
-        generation: Option<u64>,
-        caller: &Caller,
-        call: Call<'_>,
-        payload: &[u8],
-        mut room: Room<'_>,
-        left: &mut Option<Left>,
-    ) -> Result<Done> {
-        let by_itself = is_by_itself(&call);
-        let _waits = (!by_itself).then(|| Waits::new(&self.programs_wait));
-        let mut in_use = self.take_slot(by_itself, waits_for_mounts(&call))?;
-        let Some(slot) = in_use.slot.as_mut() else { return Err(Errno::EIO) };
-        if call.is_once_only() {
-            slot.seq = slot.seq.wrapping_add(1);
-        }
-        let mut request = Request {
-            session: SessionId(0),
-            slot: slot.id,
-            slot_seq: slot.seq,
-            attempt: Attempt::default(),
-            caller: self.with_groups(caller, &call),
-            cpu: None,
-            given_back: GivenBack::default(),
-            call,
-        };
-        let mut carried_in = None;
-        let mut pause = RETRY_FIRST;
-        let begun = Instant::now();
-        let used = data_used_by(&request.call).map(|ino| (ino, self.held_locks.losses()));
-        let mut tried_before = false;
-        let mut waited = Waited {
-            activity: &self.target.activity,
-            begun: self.target.activity.begin(),
-            ino: used.as_ref().map_or(Ino(0), |used| used.0),
-            did: false,
-        };
-        // Whether a server may have heard it; whether its answer may come on the slot's connection; and why it is given up.
-        let mut may_be_heard = false;
-        let answer_comes;
-        let why = loop {
-            if self.is_closing() {
-                return Err(Errno::ENOTCONN);
-            }
-            if asked::is_given_up() {
-                answer_comes = false;
-                break Errno::EINTR;
-            }
-            if let (true, Some((ino, losses))) = (tried_before, used) {
-                self.held_locks.may_use_again(self, ino, losses)?;
-            }
-            tried_before = true;
-            if self.lost.load(Ordering::Acquire) || self.refusals.is_refused() {
-                return Err(Errno::EIO);
-            }
-            // Whether one that hangs, or is behind a network that swallows everything, is back is found out by
-            // signs of life: each call anew would take its time to hear nothing.
-            let is_sign = matches!(request.call, Call::Renew);
-            let gives_back = by_itself && request.call.is_once_only();
-            if !is_sign && self.silent.load(Ordering::Relaxed) && self.is_given_up() {
-                if gives_back {
-                    std::thread::sleep(LOOK);
-                    continue;
-                }
-                answer_comes = false;
-                break Errno::ETIMEDOUT;
-            }
-            let Some(seen) = self.session_read().map(|session| session.generation) else {
-                continue;
-            };
-            slot.sent = false;
-            let carried = &mut carried_in;
-            let tried = self.attempt(slot, generation, &mut request, carried, payload, &mut room);
-            let failed = match tried {
-                Ok(done) => {
-                    self.is_there();
-                    let answer = done.answer.into_result()?;
-                    return Ok(Done { answer, ..done });
-                }
-                Err(failed) => failed,
-            };
-            may_be_heard |= slot.sent;
-            waited.did |= !by_itself && matches!(failed, Failed::Link(_) | Failed::SessionOver);
-            if matches!(failed, Failed::GivenUp) {
-                answer_comes = slot.sent;
-                break Errno::EINTR;
-            }
-            slot.link = None;
-            if !is_sign
-                && matches!(&failed, Failed::Link(error) if error.is_timeout())
-                && self.answers()
-            {
-                // It is only slow: the repeated call waits for the answer of this one.
-                continue;
-            }
-            let borne = match failed {
-                Failed::OtherSession => return Err(Errno::ECANCELED),
-                Failed::SessionOver => match self.new_session(seen) {
-                    Ok(()) => continue,
-                    Err(error) if error.is_given_up() => continue,
-                    Err(error) => self.bear(error, begun, &mut pause),
-                },
-                Failed::Link(error) => self.bear(error, begun, &mut pause),
-                Failed::GivenUp => Ok(()),
-            };
-            match borne {
-                // Nobody else says what this gives back: it is said, with the same number, until it is heard.
-                Err(Errno::ETIMEDOUT) if gives_back => std::thread::sleep(LOOK),
-                Err(Errno::ETIMEDOUT) => {
-                    answer_comes = false;
-                    break Errno::ETIMEDOUT;
-                }
-                other => other?,
-            }
-        };
-        let is_once = request.call.is_once_only();
-        let is_waited_for = why == Errno::EINTR && left::gives(&request.call);
-        let worth_it = may_be_heard && (is_once || is_waited_for);
-        if !answer_comes || !worth_it {
-            // Nothing may be asked where another answer is still to come.
-            slot.link = None;
-        }
-        if let (false, Some(generation)) = (may_be_heard, carried_in) {
-            self.held.not_carried(&request.given_back, generation);
-        }
-        if worth_it && let Some(slot) = in_use.slot.take() {
-            *left = Some(Left {
-                slot,
-                is_once,
-                opens: left::opened_by(&request.call),
-                changes: left::touched(&request.call),
-                given_back: request.given_back,
-                carried_in,
-                then: None,
-            });
-        }
-        Err(why)
     }
 
     /// It has answered.

@@ -59,7 +59,7 @@ pub(super) fn look<'a>(
 ) -> Result<Option<Held<'a>>, No> {
     match cx.fs.lookup(caller, dir, name) {
         // Whose data is lost is told with another error by who asks for it.
-        Ok(entry) if entry.attr.blksize_bytes == 0 => {
+        Ok(entry) if !entry.attr.is_size_known() => {
             drop(Held { cx, attr: entry.attr });
             Err(No::ByKernel)
         }

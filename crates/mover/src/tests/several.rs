@@ -294,7 +294,7 @@ fn a_lost_server_fails_its_files_by_name() {
     assert_eq!(status.state, PlanState::Failed);
     assert_eq!(status.files_done + status.files_failed, status.files_total, "{status:#?}");
     assert!(status.files_failed > 10 && status.files_done > 40, "{status:#?}");
-    let lost = "the server of part 2";
+    let lost = "the server of shard 2";
     let of_lost: Vec<_> =
         status.errors.iter().filter(|e| e.server.as_deref() == Some(lost)).collect();
     assert!(of_lost.len() > 10, "{:#?}", status.errors);
@@ -391,7 +391,7 @@ fn a_server_without_the_pfs_copies_nothing_to_what_lies_there_instead() {
     assert_eq!(status.state, PlanState::Failed);
     assert_eq!(status.parts[1].files_done, 0);
     assert!(status.parts[1].why.as_deref().is_some_and(|why| why.contains("mounted there")));
-    assert!(status.errors.iter().any(|e| e.server.as_deref() == Some("the server of part 1")));
+    assert!(status.errors.iter().any(|e| e.server.as_deref() == Some("the server of shard 1")));
     assert!(status.parts[2].files_done > 10);
     rig.nothing_left();
 }
@@ -408,7 +408,7 @@ fn errors_of_files_say_on_which_server_and_are_retried_there() {
     assert_eq!(status.state, PlanState::Failed);
     assert!(!status.errors.is_empty());
     for error in &status.errors {
-        assert_eq!(error.server.as_deref(), Some("the server of part 2"));
+        assert_eq!(error.server.as_deref(), Some("the server of shard 2"));
         assert_eq!(error.errno, libc::EACCES);
         assert!(error.path.to_string().ends_with("7\n"), "{error:?}");
     }

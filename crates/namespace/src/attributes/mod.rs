@@ -10,7 +10,7 @@ pub(crate) use set::{ANY_WRITE, CAPABILITY};
 
 use crate::base::Base;
 use crate::records::Records;
-use crate::striped::{SIZE_UNKNOWN, StripedFiles};
+use crate::striped::StripedFiles;
 use forebay_proto::attr::{Attr, FileKind};
 use forebay_proto::layout::Layout;
 use forebay_proto::{Errno, Ino, ObjectId, Result};
@@ -68,13 +68,13 @@ impl Attributes {
     }
 
     /// Attributes of what a name leads to: exact, but for a striped file of which a server is away, and
-    /// for one whose data is lost ([`SIZE_UNKNOWN`]): their names can be removed.
+    /// for one whose data is lost ([`Attr::with_unknown_size`]): their names can be removed.
     pub(crate) fn of_entry_record(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
         match record.is_striped() {
             true => self.striped.entry_attr(ino, record),
             false => match self.of_record(ino, record) {
                 Err(Errno::EIO) if record.has(inode_flags::HAS_OBJECT) => {
-                    Ok(Attr { blksize_bytes: SIZE_UNKNOWN, ..merge(ino, record, None) })
+                    Ok(merge(ino, record, None).with_unknown_size())
                 }
                 known => known,
             },

@@ -30,10 +30,6 @@ use std::sync::Arc;
 /// How often a range is looked up anew whose log went meanwhile.
 const MAX_LOOKS: u32 = 8;
 
-/// `blksize_bytes` of attributes whose size is not known, because a server with objects of the file
-/// is away. Such attributes may lead to an inode, but are not to be believed.
-pub const SIZE_UNKNOWN: u32 = 0;
-
 /// What the objects show together.
 pub(super) fn together(
     layout: &Layout,
@@ -128,7 +124,7 @@ impl StripedFiles {
     }
 
     /// Attributes that lead to the inode; if a server is away, without its size
-    /// ([`SIZE_UNKNOWN`]): so a file can be removed whose data cannot be reached.
+    /// ([`Attr::with_unknown_size`]): so a file can be removed whose data cannot be reached.
     pub(crate) fn entry_attr(&self, ino: Ino, record: &InodeRecord) -> Result<Attr> {
         let logs = self.log_stat_of(ino, record);
         let shown = |facts| with_logs(record, facts, logs.as_ref().ok().and_then(Option::as_ref));
@@ -143,9 +139,7 @@ impl StripedFiles {
             }
             _ => {
                 let some: Vec<_> = facts.into_iter().map(|facts| facts.ok().flatten()).collect();
-                let mut attr = merge(ino, record, Some(shown(some)));
-                attr.blksize_bytes = SIZE_UNKNOWN;
-                Ok(attr)
+                Ok(merge(ino, record, Some(shown(some))).with_unknown_size())
             }
         }
     }

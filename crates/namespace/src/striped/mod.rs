@@ -27,7 +27,7 @@ mod stripes;
 mod tests;
 mod upkeep;
 
-pub use file::{SIZE_UNKNOWN, StripedFiles};
+pub use file::StripedFiles;
 pub(crate) use keep::Keep;
 pub(crate) use logged::Indexes;
 pub use logged::{Asked, LogWriters, LoggedFiles, Mapped, Now, Published};

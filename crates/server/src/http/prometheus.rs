@@ -171,14 +171,14 @@ const FAMILIES: &[Family] = &[
         m.reserved_bytes.map_or(Vec::new(), |bytes| one(Bytes(bytes)))
     }),
     family("forebay_buffer_up", "1 if the buffer is served, 0 if it cannot be", up),
-    family("forebay_buffer_capacity_bytes", "Capacity of this server's part", |m| {
+    family("forebay_buffer_capacity_bytes", "Capacity of this server's shard", |m| {
         each(m, |b| Bytes(b.capacity_bytes))
     }),
     family("forebay_buffer_used_bytes", "Of it used, by whatever way it was written", |m| {
         each(m, |b| Bytes(b.used_bytes))
     }),
     family("forebay_buffer_inodes", "Inodes in use", |m| each(m, |b| Bytes(b.inodes))),
-    family("forebay_buffer_degraded", "1 if a part of it is not served", degraded),
+    family("forebay_buffer_degraded", "1 if a shard of it is not served", degraded),
     family("forebay_buffer_calls", "Calls answered, by kind", |m| {
         many(m, |b| counted("kind", &b.calls))
     }),

@@ -146,13 +146,13 @@ fn each_path_gives_what_it_is_for() {
 fn a_buffer_that_is_not_served_or_not_whole_is_no_good_health() {
     let mut metrics = full();
     metrics.buffers.push(BufferMetrics { buffer: "lost".into(), ..BufferMetrics::default() });
-    metrics.buffers[0].why = Some("its part on n2 is lost".into());
+    metrics.buffers[0].why = Some("its shard on n2 is lost".into());
     let troubled =
-        [("lost", "not served: store gone"), ("run7", "degraded: its part on n2 is lost")];
+        [("lost", "not served: store gone"), ("run7", "degraded: its shard on n2 is lost")];
     let troubled = troubled.map(|(name, why)| (name.to_string(), why.to_string())).into();
     let http = start_of(Fixed { mine: Some(metrics), troubled, ..Fixed::default() });
     let (status, _, body) = get(&http, "/healthz");
-    let wanted = "lost: not served: store gone\nrun7: degraded: its part on n2 is lost\n";
+    let wanted = "lost: not served: store gone\nrun7: degraded: its shard on n2 is lost\n";
     assert_eq!((status, body.as_str()), (503, wanted));
     let (_, _, body) = get(&http, "/metrics");
     assert!(body.contains("forebay_buffer_up{buffer=\"lost\"} 0"), "{body}");

@@ -201,7 +201,7 @@ fn of_file(file: &LedgerFile) -> BTreeMap<String, (RecordState, Alive)> {
         name: p.name().to_string(),
         owner_uid: p.spec.owner_uid,
         capacity_bytes: p.spec.capacity_bytes,
-        note: Some(format!("part {} of {}", p.spec.shard.0, p.spec.servers.len())),
+        note: Some(format!("shard {} of {}", p.spec.shard.0, p.spec.servers.len())),
     };
     file.parts.iter().map(|p| (p.spec.uuid.clone(), (p.state, of(p)))).collect()
 }

@@ -157,7 +157,7 @@ impl Figures {
         let others = self.others_seen.lock();
         servers.iter().filter(|id| **id != mine).find_map(|id| {
             if self.record.is_lost(*id) {
-                return Some(format!("its part on {} is lost", self.servers.host_of(*id)));
+                return Some(format!("its shard on {} is lost", self.servers.host_of(*id)));
             }
             let text = id.to_string();
             if let Some(unheard) = others.unheard.iter().find(|unheard| unheard.server == text) {
@@ -167,7 +167,7 @@ impl Figures {
             let part = told.buffers.iter().find(|buffer| buffer.uuid == uuid)?;
             let why = part.why.as_deref().unwrap_or("it is not served");
             (!part.up)
-                .then(|| format!("its part on {} is not served: {why}", self.servers.host_of(*id)))
+                .then(|| format!("its shard on {} is not served: {why}", self.servers.host_of(*id)))
         })
     }
 }

@@ -128,7 +128,7 @@ impl Door {
     fn elsewhere(&self, what: &str, who: &Identity, name: &BufferName) -> ControlError {
         match self.ledger.answer(who, LedgerRequest::Places { name: name.clone() }) {
             LedgerReply::Places(_) => {
-                of(what, name, "this server has no part of it", libc::EREMOTE)
+                of(what, name, "this server has no shard of it", libc::EREMOTE)
                     .hint("`forebay buffer status` shows its servers")
             }
             LedgerReply::Error(error) => error,

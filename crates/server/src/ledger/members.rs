@@ -298,7 +298,7 @@ impl Members {
             PoolReply::Welcome { term, servers, unknown } => {
                 self.take_servers(term, servers)?;
                 for uuid in unknown {
-                    tracing::warn!(uuid, "the pool does not know this part: it is removed");
+                    tracing::warn!(uuid, "the pool does not know this shard: it is removed");
                     self.parts.remove(&uuid)?;
                 }
                 Ok(None)
@@ -370,7 +370,7 @@ impl Members {
     /// are removed, and it is another server from now on. A leader that was given up keeps nothing first, so
     /// that a kill in between leaves a member, which is told again.
     fn start_over(&self, by: ServerId) -> Result<(), ControlError> {
-        tracing::warn!(leader = %by, "this server was given up by the pool: its parts of buffers are removed");
+        tracing::warn!(leader = %by, "this server was given up by the pool: its shards of buffers are removed");
         let parts = {
             let mut kept = self.record.lock();
             if kept.leader != Some(by) {

@@ -133,12 +133,12 @@ impl Parts {
 
     /// Makes a part, or finds that it is there.
     fn make(&self, spec: &PartSpec) -> Result<PartFacts, ControlError> {
-        let what = "make a part of";
+        let what = "make a shard of";
         let _turn = self.turns.take(what, Busy::Part(spec.name.clone()))?;
         let found = self.record.lock().part(&spec.name).cloned();
         match found {
             Some(part) if part.spec.uuid != spec.uuid => {
-                let why = "the server has a part of an older buffer of this name";
+                let why = "the server has a shard of an older buffer of this name";
                 return Err(of(what, &spec.name, why, libc::EEXIST).hint("try again later"));
             }
             Some(part) if part.state == RecordState::Ready => return Ok(self.facts_of(&part)),
@@ -217,7 +217,7 @@ impl Parts {
         drop(state);
         drop(kept);
         tracing::info!(buffer = %part.name(), shard = part.spec.shard.0,
-            bytes = part.spec.capacity_bytes, "part made");
+            bytes = part.spec.capacity_bytes, "shard made");
         step("a part is ready on record");
         Ok(ready)
     }
@@ -239,7 +239,7 @@ impl Parts {
     fn on_record(&self, what: &str, uuid: &str) -> Result<PartRecord, ControlError> {
         let found = self.record.lock().parts.iter().find(|p| p.spec.uuid == uuid).cloned();
         found.ok_or_else(|| {
-            let why = format!("the server has no part of a buffer {uuid}");
+            let why = format!("the server has no shard of a buffer {uuid}");
             ControlError::new(what, None, &why).errno(libc::ENOENT)
         })
     }
@@ -269,7 +269,7 @@ impl Parts {
             self.set_reserved(&name, has, |_| Ok(()))?;
             return Err(error);
         }
-        tracing::info!(buffer = %name, bytes = capacity_bytes, "part extended");
+        tracing::info!(buffer = %name, bytes = capacity_bytes, "shard extended");
         Ok(self.facts_of(&self.on_record(what, uuid)?))
     }
 
@@ -316,7 +316,7 @@ impl Parts {
         step("a removed part has no store");
         self.forget(&name)?;
         self.record.set_room_aside();
-        tracing::info!(buffer = %name, shard = part.spec.shard.0, "part removed");
+        tracing::info!(buffer = %name, shard = part.spec.shard.0, "shard removed");
         Ok(())
     }
 

@@ -220,7 +220,7 @@ impl Servers {
         });
         match dropped {
             Ok(()) => {
-                tracing::info!(?gone, "lost servers of which no buffer has a part any more");
+                tracing::info!(?gone, "lost servers of which no buffer has a shard any more");
                 self.round.servers_changed();
             }
             Err(error) => tracing::warn!("lost servers stay on record: {error}"),

@@ -666,7 +666,7 @@ pub struct BufferPeers {
 }
 
 impl BufferPeers {
-    /// As seen from the server of part `mine`.
+    /// As seen from the server of shard `mine`.
     pub fn new(links: Arc<Links>, places: Arc<Places>, mine: ShardId, buffer: u128) -> BufferPeers {
         BufferPeers { links, places, mine, buffer }
     }
@@ -694,7 +694,7 @@ impl Peers for BufferPeers {
         let place = places.get(usize::from(shard.0));
         match place.and_then(|place| place.addresses.first()) {
             Some(address) => address.clone(),
-            None => format!("the server of part {}", shard.0),
+            None => format!("the server of shard {}", shard.0),
         }
     }
 

@@ -10,7 +10,6 @@ use super::Session;
 use super::grace::Grace;
 use super::inodes::Inodes;
 use forebay_lease::leases::{Leases, Subject};
-use forebay_namespace::SIZE_UNKNOWN;
 use forebay_proto::attr::Attr;
 use forebay_proto::net::Answer;
 use forebay_proto::net::answer::KeptAttr;
@@ -55,7 +54,7 @@ impl Grants {
     /// Attributes with a lease on them, if there can be one. They are read again after a new
     /// lease: they may have changed before it.
     pub(super) fn keep(&self, session: &Session, attr: Attr) -> KeptAttr {
-        if attr.blksize_bytes == SIZE_UNKNOWN {
+        if !attr.is_size_known() {
             // Not to be asked for: a server is away.
             return KeptAttr { attr, keep: false };
         }

@@ -40,7 +40,7 @@ impl Publisher {
     ) -> Outcome<PfsStat> {
         let mut copied = attributes(&found.stat);
         let is_its = found.instead_as.is_none();
-        let mut has_new_time = is_its && file.state.lock().set_mtime.is_some();
+        let mut has_new_time = is_its && file.state.lock().drain_run.set_mtime().is_some();
         for _ in 0..=TRIES {
             let now = self.pfs.stat_at(beside.dir.as_fd(), beside.name).map_err(|_| moved())?;
             if now.key != found.stat.key {

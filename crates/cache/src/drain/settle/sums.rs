@@ -13,7 +13,6 @@ use super::super::foreground::Turn;
 use super::Settler;
 use super::Sums;
 use forebay_proto::{Errno, Result};
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,16 +58,14 @@ impl Settler {
         }
         let whole = {
             let mut state = file.state.lock();
-            state.summing = true;
+            state.drain_run.begin_sums();
             state.record.whole
         };
         let done = match whole {
             true => self.settle(file, Sums::Made).map(drop),
             false => self.sum_open_blocks(file),
         };
-        let mut state = file.state.lock();
-        state.summing = false;
-        state.draining = None;
+        file.state.lock().drain_run.end_sums();
         done
     }
 
@@ -78,7 +75,7 @@ impl Settler {
             let mut state = file.state.lock();
             let blocks: Vec<u64> =
                 state.map.blocks().filter(|(_, e)| is_open(e)).map(|(b, _)| b).collect();
-            state.draining = Some(blocks.iter().copied().collect::<HashSet<u64>>());
+            state.drain_run.watch(&blocks);
             blocks
         };
         let mut data = vec![0; BLOCK_BYTES as usize];
@@ -91,12 +88,11 @@ impl Settler {
             let got = self.flash.read(file.ino, block * BLOCK_BYTES, &mut data)?;
             let sum = Entry::with_crc(&data[..got]);
             let mut state = file.state.lock();
-            if state.gone || state.record.whole {
+            if state.is_gone() || state.record.whole {
                 return Err(Errno::EAGAIN);
             }
             // A write that came since has taken it out.
-            let is_same = state.draining.as_ref().is_some_and(|set| set.contains(&block))
-                && !state.writing.contains_key(&block);
+            let is_same = state.drain_run.is_untouched(block) && !state.block_use.is_writing(block);
             let entry = state.map.get(block);
             if is_same && is_open(&entry) {
                 let entry = Entry { bits: entry.bits, ..sum }.without(bits::OPEN);
@@ -118,9 +114,9 @@ fn lacks_sums(file: &CacheFile) -> bool {
     let state = file.state.lock();
     match (state.record.state, state.record.whole) {
         (SyncState::Clean | SyncState::Conflict, _) => false,
-        _ if state.gone => false,
+        _ if state.is_gone() => false,
         // As long as a kernel has it, what is read may be another thing a moment later.
-        (_, true) => state.locals == 0,
+        (_, true) => state.opens.by_kernel() == 0,
         (_, false) => state.map.blocks().any(|(_, entry)| is_open(&entry)),
     }
 }

@@ -252,7 +252,7 @@ impl Drop for ToldOnPanic<'_> {
             eprintln!("on record: inode {ino}, {size:?} bytes, {record:?}");
         }
         for file in self.0.fs.parts.drain_list.files() {
-            eprintln!("to be drained: inode {}, {} opens", file.ino, file.state.lock().opens);
+            eprintln!("to be drained: inode {}, {} opens", file.ino, file.state.lock().opens.all());
         }
         eprintln!("to be removed from the PFS: {:?}", self.0.fs.parts.flash.leftovers());
         for name in NAMES {

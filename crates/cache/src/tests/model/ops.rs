@@ -288,13 +288,10 @@ impl World<'_> {
             let state = file.state.lock();
             let (present, state_is) = (state.map.present(), state.record.state);
             format!(
-                "{path}: {pinned}{state_is:?}, {present} blocks, opens {}, locals {}, opening {}, maybe in a kernel {}, listed {}, gone {}, whole {}",
+                "{path}: {pinned}{state_is:?}, {present} blocks, {:?}, listed {}, gone {}, whole {}",
                 state.opens,
-                state.locals,
-                state.opening,
-                state.maybe_in_kernel,
                 state.listed,
-                state.gone,
+                state.is_gone(),
                 state.record.whole
             )
         };
@@ -445,7 +442,7 @@ impl World<'_> {
                 let lengths = (had.as_ref().map(Vec::len), model.get(name).map(Vec::len));
                 let known = file.as_ref().map(|file| {
                     let state = file.state.lock();
-                    (file.ino, state.gone, state.listed, state.opens, state.locals)
+                    (file.ino, state.is_gone(), state.listed, format!("{:?}", state.opens))
                 });
                 panic!(
                     "{path}: what the PFS did not have is gone without a word ({asked}, {how:?}, dirty {dirty}, {lengths:?}, {known:?})"

@@ -104,7 +104,7 @@ impl Buffers {
                 if count > 1 {
                     let host = self.servers.host_of(server);
                     error.why = format!(
-                        "{} (that is server {host}; each of {count} servers has a part)",
+                        "{} (that is server {host}; each of {count} servers has a shard)",
                         error.why
                     );
                 }

@@ -54,7 +54,7 @@ impl Buffers {
             let part = part_in(&survey, server, &record.uuid);
             let Some((facts, part)) = part.filter(|(_, part)| part.fault.is_none()) else {
                 let mut why =
-                    format!("part {} on {} is not served", shard.0, self.servers.host_of(server));
+                    format!("shard {} on {} is not served", shard.0, self.servers.host_of(server));
                 let has_told = survey.get(&server).is_some_and(Option::is_some);
                 if !has_told && !self.record.is_lost(server) {
                     why += &format!(": {}", self.servers.told_silent(server));

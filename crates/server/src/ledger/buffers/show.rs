@@ -79,7 +79,7 @@ impl Buffers {
             if shown.why.is_none() && part.state != PartState::Ready {
                 shown.why = part.why.clone().map(|why| match record.servers.len() {
                     1 => why,
-                    _ => format!("part {} on {}: {why}", shard.0, part.host),
+                    _ => format!("shard {} on {}: {why}", shard.0, part.host),
                 });
             }
             shown.parts.push(part);

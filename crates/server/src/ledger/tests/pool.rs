@@ -199,7 +199,7 @@ fn parts_go_where_the_most_room_is_and_rights_hold_everywhere() {
         "the pool has 3",
     );
     let large = create_as(leader, &ann, "x", wide("x", 300 * MIB, 0));
-    fails(large, libc::ENOSPC, "each of 3 servers has a part");
+    fails(large, libc::ENOSPC, "each of 3 servers has a shard");
     assert_eq!(list(leader, &root()), ["w"], "what failed has left nothing");
 }
 
