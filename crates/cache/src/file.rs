@@ -306,7 +306,7 @@ impl CacheFile {
     /// What is known of its blocks as it leaves memory. `None` of a file that is dirty or gone, and where it is nothing.
     fn known(&mut self) -> Option<kept_sums::Kept> {
         let state = self.state.get_mut();
-        let is_out = state.record.is_dirty() || state.gone || state.forgotten;
+        let is_out = state.record.is_dirty() || state.is_gone() || state.is_forgotten();
         if is_out || state.map.present() < SUMS_LEAST {
             return None;
         }
