@@ -22,6 +22,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// again where it runs.
 const FOLLOW_AFTER: u32 = 256;
 
+/// The same while it is found where it was: twice as many each time, up to so many.
+const FOLLOW_AFTER_MOST: u32 = 1024;
+
 /// Requests of one thread in a row after which it is taken to ask alone.
 const ALONE_AFTER: u32 = 16;
 
@@ -40,6 +43,8 @@ pub(crate) struct Follower {
     allowed: Option<CpuSet>,
     tid: u32,
     in_a_row: u32,
+    /// Requests in a row until it is looked.
+    after: u32,
     alone: u32,
     pinned: Option<usize>,
     /// A look is on its way.
@@ -55,6 +60,7 @@ impl Follower {
             allowed,
             tid: 0,
             in_a_row: 0,
+            after: FOLLOW_AFTER,
             alone: 0,
             pinned: None,
             asked: false,
@@ -75,12 +81,13 @@ impl Follower {
         if tid != self.tid {
             self.tid = tid;
             self.in_a_row = 0;
+            self.after = FOLLOW_AFTER;
             self.run_anywhere();
             return;
         }
         self.go_where_it_runs();
         self.in_a_row += 1;
-        if self.in_a_row >= FOLLOW_AFTER {
+        if self.in_a_row >= self.after {
             self.in_a_row = 0;
             self.asked = look_at(tid, &self.seen);
         }
@@ -109,7 +116,12 @@ impl Follower {
         if tid != self.tid {
             return;
         }
-        if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) || self.pinned == Some(cpu) {
+        if self.pinned == Some(cpu) {
+            self.after = (self.after * 2).min(FOLLOW_AFTER_MOST);
+            return;
+        }
+        self.after = FOLLOW_AFTER;
+        if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) {
             return;
         }
         let mut only = CpuSet::new();
@@ -172,6 +184,22 @@ mod tests {
         drop((let_go, wants));
         looks.join().unwrap();
         assert_eq!(*seen.lock().unwrap(), Some((7, 7)));
+    }
+
+    #[test]
+    fn a_client_that_stays_where_it_is_is_looked_for_more_seldom() {
+        let mut follower = Follower::new(true);
+        (follower.tid, follower.pinned) = (7, Some(0));
+        // Where no reader may run: none is moved here.
+        let elsewhere = CpuSet::MAX_CPU;
+        for (cpu, after) in [(0, 512), (0, 1024), (0, 1024), (elsewhere, 256), (0, 512)] {
+            follower.asked = true;
+            *follower.seen.lock().unwrap() = Some((7, cpu));
+            follower.request_of(7);
+            assert_eq!((follower.asked, follower.after), (false, after), "seen at {cpu}");
+        }
+        follower.request_of(8);
+        assert_eq!(follower.after, FOLLOW_AFTER);
     }
 
     #[test]

@@ -90,7 +90,13 @@ impl FileData {
         if open_flags as i32 & (libc::O_DSYNC | libc::O_SYNC) != 0 {
             self.records.store().sync()?;
         }
-        if open_flags as i32 & libc::O_ACCMODE != libc::O_RDONLY {
+        let writes = open_flags as i32 & libc::O_ACCMODE != libc::O_RDONLY;
+        if want_local {
+            self.objects.given_again(id);
+        } else if writes {
+            self.objects.given_unheard(id);
+        }
+        if writes {
             self.objects.opened_to_write(id);
             if want_local {
                 self.reclaim.wait_reclaimed_if_short();

@@ -214,7 +214,11 @@ impl DataOps for Namespace {
         self.data.copy_range((source, source_offset), (target, target_offset), length)
     }
 
-    fn release(&self, ino: Ino, _local: bool) {
+    fn release(&self, ino: Ino, local: bool) {
+        // The last of those is told when no open is left; others tell nothing of who has the object itself.
+        if local {
+            self.objects.ended(ObjectId::whole(ino));
+        }
         self.reclaim.released(ino);
     }
 

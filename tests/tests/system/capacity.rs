@@ -264,6 +264,42 @@ fn a_hole_in_a_file_that_was_quiet_is_noticed_at_once() {
     assert!(took <= 64 << 20, "{took} bytes for 2,047 pages");
 }
 
+/// More files than the choice of pages looks at, each closed before the next one is made: none of them is asked about.
+#[test]
+fn files_that_are_made_and_closed_leave_large_pages() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 1 << 30);
+    for file in 0..2_000 {
+        let flags = libc::O_CREAT | libc::O_WRONLY;
+        drop(sys::open(buffer.path(format!("empty.{file}")), flags, 0o644).unwrap());
+        if file % 50 == 49 {
+            assert!(has_large_pages(&buffer), "small after {file} files");
+        }
+    }
+}
+
+/// Each takes a large page for its second byte, and is closed before anybody looks at it: what they got is seen all the same.
+#[test]
+fn holes_of_files_that_are_closed_at_once_cost_little() {
+    if is_raw() {
+        return;
+    }
+    const FILES: u64 = 450;
+    let buffer = Buffer::mount(Kind::Tmpfs, 1 << 30);
+    let before = space(&buffer).free;
+    for file in 0..FILES {
+        let flags = libc::O_CREAT | libc::O_WRONLY;
+        let fd = sys::open(buffer.path(format!("short.{file}")), flags, 0o644).unwrap();
+        for at in [6 << 20, 0] {
+            assert_eq!(sys::pwrite(&fd, at, b"x"), Ok(1), "file {file} at {at}");
+        }
+    }
+    let took = before.saturating_sub(space(&buffer).free);
+    assert!(took <= buffer.capacity() / 2, "{took} bytes for {FILES} files of 8 KiB");
+}
+
 /// More files are open than the choice of pages looks at: with holes, and opened in a rush.
 #[test]
 fn sparse_files_cost_little_beside_many_open_ones() {

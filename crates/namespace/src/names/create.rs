@@ -276,7 +276,7 @@ impl Names {
         let id = ObjectId::whole(ino);
         let file = match new.open_flags {
             Some(flags) => self.objects.create_for(id, flags)?,
-            None => self.objects.create(id)?,
+            None => self.objects.create_given(id)?,
         };
         record.flags |= inode_flags::HAS_OBJECT;
         Ok(Some(file))

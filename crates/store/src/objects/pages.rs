@@ -28,10 +28,15 @@
 //! whole, and a look that opens a file makes the cache believe that a kernel has it. From [`LARGE_FROM_BYTES`] on it has
 //! large pages for the speed of fills and appends, and counts them (`cache::space`); what is clean goes before they run out.
 //!
-//! Invariants: the lists are bounded; while a file does not fit in, or many that were opened in a rush wait to be looked at, all
-//! pages are small. Pages that are there stay as they are. Called by `namespace` and, when a buffer is opened, by `server`, through [`Objects`].
+//! A file that was made for a kernel, and closed again, leaves the lists at once ([`closed`]): a rush of files is one of those that
+//! stay open.
+//!
+//! Invariants: the lists are bounded; while a file does not fit in, or many that were opened in a rush wait to be looked at, or did
+//! just now, all pages are small. Pages that are there stay as they are. Called by `namespace` and, when a buffer is opened, by
+//! `server`, through [`Objects`].
 
 mod allowance;
+mod closed;
 mod on_time;
 mod pace;
 mod state;
@@ -48,7 +53,7 @@ use rustix::mount::{MountFlags, mount_remount};
 use state::{Opened, State, Suspect, Verdict, Watched, Written};
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -92,6 +97,11 @@ const WAITING_LOOKED_AT: usize = 64;
 /// The same of those that are written, and of those that were just told of: a look takes no longer than a millisecond or two.
 const OPENED_LOOKED_AT: usize = 256;
 const HEARD_LOOKED_AT: usize = 64;
+/// Closed files that wait for their last look; each takes about a microsecond.
+const CLOSED_MAX: usize = 1024;
+/// Files are made and closed one after the other if the last was closed so short a time ago: then it looks by the clock. To wake it for
+/// each of them costs more.
+const CHURN: Duration = Duration::from_millis(2);
 /// Watched files of which it is asked at a look whether they are open still: some 10 us each.
 const WATCHED_LOOKED_AT: u32 = 64;
 /// Watches that begin within [`ACTIVE`]: each takes some 5 us and a look. While nothing is written, a look may begin those of so
@@ -108,6 +118,8 @@ pub(super) struct Pages {
     on: AtomicBool,
     capacity_bytes: AtomicU64,
     state: Mutex<State>,
+    /// Files whose opens are counted ([`closed`]), to be read without the lock.
+    counted: AtomicUsize,
     bell: OnceLock<Bell>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -123,6 +135,7 @@ impl Pages {
             calm_for: state.calm_for(now),
             is_to_count: state.allowance.to_count().is_some(),
             is_small: state.small,
+            is_rush: state.rushed_at.is_some(),
             is_untold: !opened.is_empty()
                 || !waiting.is_empty()
                 || suspects.iter().any(|suspect| suspect.watch.is_none()),
@@ -229,20 +242,8 @@ impl Objects {
         if is_listed {
             return;
         }
-        if let Some(known) = state.opened.iter_mut().find(|file| file.id == id) {
-            known.active_at = now;
-        } else {
-            if state.opened.len() >= OPENED_MAX
-                && let Some(first) = state.opened.pop_front()
-            {
-                if state.waiting.len() >= WAITING_MAX {
-                    state.waiting.pop_front();
-                    state.crowded = true;
-                }
-                state.waiting.push_back(first.id);
-                self.choose(&mut state);
-            }
-            state.opened.push_back(Opened { id, bytes, active_at: now, is_seldom: false });
+        if state.list(id, bytes, now) {
+            self.choose(&mut state);
         }
         self.wake(&mut state);
     }
@@ -363,14 +364,9 @@ impl Objects {
 
     /// Mounts what the files ask for.
     fn choose(&self, state: &mut State) {
-        let is_small = |suspect: &Suspect| suspect.is_small() && suspect.grown_at.elapsed() < QUIET;
-        let is_calm = pace::is_calm(state.calm_for(Instant::now()));
-        let may_be_mapped = state.has_costly_holes() && is_calm;
-        let small = state.suspects.iter().any(is_small)
-            || state.allowance.is_spent()
-            || !state.waiting.is_empty()
-            || may_be_mapped
-            || state.crowded;
+        let now = Instant::now();
+        state.end_rush(now);
+        let small = state.wants_small(now);
         if small != state.small {
             self.say(self.mount_pages(if small { SMALL } else { LARGE }));
             state.small = small;
@@ -416,6 +412,8 @@ impl Objects {
     /// A look at those that were just written after a quiet time, and at some of a rush, because of which all pages are small.
     fn look_at_few(&self, state: &mut State, heard: &[ObjectId]) {
         if heard.is_empty() && state.waiting.is_empty() {
+            // A rush may be over.
+            self.choose(state);
             return;
         }
         self.look_at_rush(state);
@@ -485,8 +483,8 @@ impl Objects {
                 state.lively_at = state.busy_at;
             }
         }
-        // An empty one may get its first write anywhere.
-        let is_quiet = is_seldom || bytes == 0 || file.active_at.elapsed() >= ACTIVE;
+        let is_new = bytes == 0 && state.is_watched_empty(file.active_at, Instant::now());
+        let is_quiet = is_seldom || is_new || file.active_at.elapsed() >= ACTIVE;
         if is_quiet && state.watches_left > 0 {
             state.watches_left -= 1;
             self.watch_opened(state, file, bytes);
@@ -736,6 +734,7 @@ fn run(pages: &Pages, objects: &Weak<Objects>) {
             told.into_iter().filter_map(|watch| state.heard(watch, begun)).collect();
         // More are seen with all others, or by what they cost.
         heard.truncate(HEARD_LOOKED_AT);
+        objects.look_at_closed(&mut state);
         let used_bytes = objects.used_bytes();
         let grown = last.used_bytes.zip(used_bytes).map(|(was, now)| now.saturating_sub(was));
         if pace::is_due_for_all(begun.saturating_duration_since(last.at), last.took, grown) {

@@ -29,6 +29,8 @@ const LOOK_MOST: Duration = Duration::from_millis(200);
 const ALL_LOOK_MOST: Duration = Duration::from_millis(100);
 /// What a store may grow by before all files are looked at.
 const NOTICE_BYTES: u64 = 16 << 20;
+/// How long pages stay small after the last file that had to wait for its look: to and fro, for each few files of a rush, costs more.
+pub(super) const RUSH_PAUSE: Duration = Duration::from_millis(100);
 /// While nothing is written, open files are looked at so often at least.
 const IDLE_LOOK_MOST: Duration = Duration::from_secs(10);
 
@@ -44,6 +46,8 @@ pub(super) struct Facts {
     /// Empty pages of a closed file are to be counted.
     pub is_to_count: bool,
     pub is_small: bool,
+    /// They are because of a rush; whether it is over is seen at the next look.
+    pub is_rush: bool,
     /// Of some file nobody tells that it is written.
     pub is_untold: bool,
     /// Some file has holes beyond the allowance: stores into a mapping of it are told by nobody.
@@ -67,7 +71,7 @@ pub(super) fn pause(facts: &Facts) -> Option<Duration> {
     if facts.is_active {
         return Some(LOOK_CLOSE.max((facts.took * LOOK_SHARE).min(facts.look_every)));
     }
-    if facts.is_to_count {
+    if facts.is_to_count || facts.is_rush {
         return Some(LOOK_LEAST);
     }
     // With nobody writing much, pages are small where holes are costly: then a mapping takes no large ones.
@@ -99,6 +103,11 @@ pub(super) fn is_calm(calm_for: Duration) -> bool {
     calm_for >= QUIET
 }
 
+/// True if the last file that had to wait for its look began that so short a time ago that pages stay small.
+pub(super) fn is_rush(since_rushed: Duration) -> bool {
+    since_rushed < RUSH_PAUSE
+}
+
 /// True if all files are to be looked at, and not only those that were told of. The last such look began `since` ago, and
 /// the store has grown since by so much, if that is known.
 pub(super) fn is_due_for_all(since: Duration, took: Duration, grown_bytes: Option<u64>) -> bool {
@@ -121,6 +130,7 @@ mod tests {
             calm_for: quiet_for,
             is_to_count: false,
             is_small: false,
+            is_rush: false,
             is_untold: false,
             has_costly_holes: false,
             has_files: true,
@@ -169,6 +179,9 @@ mod tests {
         // Small ones are large again soon.
         assert_eq!(pause(&Facts { is_small: true, ..costly }), Some(LOOK_LEAST));
         assert_eq!(pause(&Facts { is_to_count: true, ..quiet(QUIET) }), Some(LOOK_LEAST));
+        let rush = Facts { is_rush: true, is_small: true, ..quiet(RUSH_PAUSE / 2) };
+        assert_eq!(pause(&rush), Some(LOOK_LEAST));
+        assert!(is_rush(RUSH_PAUSE - MS) && !is_rush(RUSH_PAUSE));
     }
 
     /// How often it wakes in a time in which one file is written so often: each write that is told, and each time-out. The file is

@@ -5,9 +5,12 @@
 //! bounded by [`super`], which calls this with its lock.
 
 use super::allowance::Allowance;
+use super::closed::{Closed, Given};
 use super::pace;
 use super::watch::Watch;
-use super::{ACTIVE, QUIET, WATCHES_MAX, WATCHES_TIMES_MOST};
+use super::{
+    ACTIVE, CHURN, CLOSED_MAX, OPENED_MAX, QUIET, WAITING_MAX, WATCHES_MAX, WATCHES_TIMES_MOST,
+};
 use forebay_proto::ObjectId;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -160,6 +163,12 @@ pub(super) struct State {
     pub(super) watched: Watched,
     /// Opened while `opened` was full; until each was looked at all pages are small.
     pub(super) waiting: VecDeque<ObjectId>,
+    /// When the last of those began to wait, until that is [`pace::RUSH_PAUSE`] ago.
+    pub(super) rushed_at: Option<Instant>,
+    /// Opens that are counted, files that were closed since the last look, and when the last one was.
+    pub(super) given: Given,
+    pub(super) closed: Vec<Closed>,
+    pub(super) closed_at: Option<Instant>,
     /// A file found no place in the lists: all pages are small until they are half empty.
     pub(super) crowded: bool,
     /// When a call or a write was heard of last, or a file was found to have grown.
@@ -176,10 +185,91 @@ pub(super) struct State {
 }
 
 impl State {
-    /// True if a file is written, or was opened just now.
+    /// A file without holes is written or made, or opened for that: it is looked at from now on. True if an older one has to wait
+    /// for its look, so that pages are to be chosen anew.
+    pub(super) fn list(&mut self, id: ObjectId, bytes: Option<u64>, now: Instant) -> bool {
+        if let Some(known) = self.opened.iter_mut().find(|file| file.id == id) {
+            known.active_at = now;
+            return false;
+        }
+        let is_full = self.opened.len() >= OPENED_MAX;
+        if is_full && let Some(first) = self.opened.pop_front() {
+            if self.waiting.len() >= WAITING_MAX {
+                self.waiting.pop_front();
+                self.crowded = true;
+            }
+            self.waiting.push_back(first.id);
+            self.rushed_at = Some(now);
+        }
+        self.opened.push_back(Opened { id, bytes, active_at: now, is_seldom: false });
+        is_full
+    }
+
+    /// Nobody has a file open any more: it leaves the lists for a last look. One with holes stays, until what it took is counted, and so
+    /// do all where too many wait for that look.
+    pub(super) fn close(&mut self, id: ObjectId, now: Instant) {
+        if self.closed.len() >= CLOSED_MAX {
+            return;
+        }
+        let opened = self.opened.iter().rposition(|file| file.id == id);
+        let file = if let Some(file) = opened.and_then(|at| self.opened.remove(at)) {
+            Closed { id, bytes: file.bytes, watch: None, is_told: file.is_seldom }
+        } else if let Some(file) = self.watched.take(id) {
+            // A write that the kernel has told of may not be heard yet.
+            Closed { id, bytes: Some(file.bytes), watch: Some(file.watch), is_told: true }
+        } else if let Some(at) = self.waiting.iter().rposition(|other| *other == id) {
+            self.waiting.remove(at);
+            Closed { id, bytes: None, watch: None, is_told: false }
+        } else {
+            return;
+        };
+        self.closed.push(file);
+        self.closed_at = Some(now);
+    }
+
+    /// True if pages are to be small.
+    pub(super) fn wants_small(&self, now: Instant) -> bool {
+        let is_small = |suspect: &Suspect| {
+            suspect.is_small() && now.saturating_duration_since(suspect.grown_at) < QUIET
+        };
+        let may_be_mapped = self.has_costly_holes() && pace::is_calm(self.calm_for(now));
+        self.suspects.iter().any(is_small)
+            || self.allowance.is_spent()
+            || !self.waiting.is_empty()
+            || self.is_rush(now)
+            || may_be_mapped
+            || self.crowded
+    }
+
+    /// Files had to wait for a look until just now.
+    fn is_rush(&self, now: Instant) -> bool {
+        self.rushed_at.is_some_and(|at| pace::is_rush(now.saturating_duration_since(at)))
+    }
+
+    /// If the last one is long over. Pages are chosen next.
+    pub(super) fn end_rush(&mut self, now: Instant) {
+        if !self.is_rush(now) {
+            self.rushed_at = None;
+        }
+    }
+
+    /// Files are made and closed one after the other.
+    fn is_churn(&self, now: Instant) -> bool {
+        self.closed_at.is_some_and(|at| now.saturating_duration_since(at) < CHURN)
+    }
+
+    /// True if an empty file, made or used at that time, is to be watched at once: it may get its first write anywhere. One of many that
+    /// are made and closed is mostly closed sooner.
+    pub(super) fn is_watched_empty(&self, active_at: Instant, now: Instant) -> bool {
+        !self.is_churn(now) || now.saturating_duration_since(active_at) >= CHURN
+    }
+
+    /// True if a file is written, or was opened just now, or such are made and closed one after the other.
     pub(super) fn is_active(&self, now: Instant) -> bool {
         let is_active = |at: Instant| now.saturating_duration_since(at) < ACTIVE;
-        self.opened.iter().any(|file| is_active(file.active_at))
+        !self.closed.is_empty()
+            || self.is_churn(now)
+            || self.opened.iter().any(|file| is_active(file.active_at))
             || self.suspects.iter().any(|suspect| suspect.is_active(now, self.small))
     }
 
