@@ -37,7 +37,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-pub(crate) use write_evidence::DrainedOpen;
+pub(crate) use write_evidence::{DrainedOpen, Seen};
 use write_evidence::{WriteEvidence, seen};
 
 /// How often, and after which pauses, it is looked whether a close is heard of.

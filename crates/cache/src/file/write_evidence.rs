@@ -10,7 +10,7 @@ use forebay_store::objects::ObjectStat;
 use std::time::Instant;
 
 /// Size, mtime and ctime of an object.
-pub(super) type Seen = (u64, Timestamp, Timestamp);
+pub(crate) type Seen = (u64, Timestamp, Timestamp);
 
 /// What tells whether an object was changed.
 pub(super) fn seen(object: &ObjectStat) -> Seen {
