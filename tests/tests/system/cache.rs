@@ -86,7 +86,7 @@ fn records_that_end_with_their_own_crc_are_drained(kind: Kind) {
 /// The kernel of a mount of a server is asked to forget a file after each close and each drain.
 fn of_a_drained_file_that_is_opened_again_only_what_is_changed_drains(kind: Kind) {
     let site = Site::mounted_as(kind, 256 * MIB, &[]);
-    let drained = || site.status(&site.mnt(""))["cache"]["drained_bytes"].as_u64().unwrap();
+    let drained = || site.status(&site.mnt(""))["cache"]["tree"]["drained_bytes"].as_u64().unwrap();
     let mut expected = pattern(1, 16 * MIB as usize);
     std::fs::write(site.mnt("f"), &expected).unwrap();
     site.must_be_durable();
