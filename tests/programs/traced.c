@@ -224,6 +224,59 @@ static void lengths(void) {
   }
 }
 
+/* Names in turn, all from one buffer: relative to where the program is, and to a directory that it opened. */
+static void turns(void) {
+  WANT(mkdir(in("one"), 0755) == 0 && mkdir(in("two"), 0755) == 0);
+  int dirs[2] = {open(in("one"), O_RDONLY | O_DIRECTORY), open(in("two"), O_RDONLY | O_DIRECTORY)};
+  WANT(dirs[0] >= 0 && dirs[1] >= 0);
+  char name[2] = "a";
+  for (int i = 0; i < 12; i++) {
+    name[0] = i % 2 ? 'b' : 'a';
+    WANT(chdir(in(i / 2 % 2 ? "two" : "one")) == 0);
+    int fd = open(name, O_RDWR | O_CREAT, 0644);
+    WANT(fd >= 0 && write(fd, data, i + 1) == i + 1 && close(fd) == 0);
+  }
+  name[0] = 'a';
+  for (int i = 0; i < 6; i++) {
+    int fd = openat(dirs[i % 2], name, O_RDONLY);
+    WANT(fd >= 0 && pread(fd, data, 1, i) == 1 && close(fd) == 0);
+  }
+}
+
+/* Numbers of descriptors that are given again while copies of what had them before are still open. */
+static void copies(void) {
+  int kept[20];
+  char name[32];
+  for (int i = 0; i < 20; i++) {
+    snprintf(name, sizeof name, "copy-%d", i);
+    int fd = create(name, 0);
+    kept[i] = dup(fd);
+    WANT(kept[i] >= 0 && write(kept[i], data, i + 1) == i + 1 && close(fd) == 0);
+  }
+  WANT(close(kept[0]) == 0);
+  int again = create("again", 0);
+  WANT(write(again, data, 50) == 50);
+  for (int i = 1; i < 20; i++) WANT(write(kept[i], data, i + 1) == i + 1 && close(kept[i]) == 0);
+  WANT(write(again, data, 50) == 50 && close(again) == 0);
+}
+
+/* The same by threads at once, each with a file of its own. */
+static void *copier(void *number) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/of-%ld", dir, (long)number);
+  for (int i = 0; i < 2000; i++) {
+    int fd = open(path, O_RDWR | O_CREAT, 0644), copy = dup(fd);
+    WANT(fd >= 0 && copy >= 0 && write(fd, data, 10) == 10 && close(fd) == 0);
+    WANT(write(copy, data, 20) == 20 && close(copy) == 0);
+  }
+  return NULL;
+}
+static void copiers(void) {
+  pthread_t ids[4];
+  for (long i = 0; i < 4; i++) WANT(pthread_create(&ids[i], NULL, copier, (void *)i) == 0);
+  for (int i = 0; i < 4; i++) WANT(pthread_join(ids[i], NULL) == 0);
+}
+
 static double cpu(void) {
   struct timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -276,6 +329,9 @@ int main(int argc, char **argv) {
   else if (!strcmp(what, "forks")) forks(argv[0]);
   else if (!strcmp(what, "many")) many(number);
   else if (!strcmp(what, "lengths")) lengths();
+  else if (!strcmp(what, "turns")) turns();
+  else if (!strcmp(what, "copies")) copies();
+  else if (!strcmp(what, "copiers")) copiers();
   else if (!strcmp(what, "cost")) cost();
   else if (!strcmp(what, "child")) {
     int fd = create("child", 0);

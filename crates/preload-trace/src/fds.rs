@@ -59,6 +59,7 @@ const NEW: c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
 /// As for [`names::of_path`].
 unsafe fn opened(op: Op, dir: c_int, path: *const c_char, flags: c_int, fd: c_int, start: u64) {
     let end = clock::ticks();
+    files::expect(fd);
     let result = sys::result(fd.into());
     // SAFETY: by the caller's promise.
     let name = unsafe { names::of_opened(dir, path, fd < 0) };

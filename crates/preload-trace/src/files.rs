@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize
 
 /// Descriptors that are known; of higher ones the records name no file.
 const DESCRIPTORS: usize = 65_536;
+/// Places of the table. Those of descriptors' numbers are only for what is opened under that number; those after them are for what is opened
+/// while copies of an earlier descriptor of its number still have its place. Each of these has a descriptor, so they are enough.
+const PLACES: usize = 2 * DESCRIPTORS;
 
 /// What the descriptors that are copies of each other have in common: one line of the processor's cache. Beside it lies where to find that of the
 /// descriptor which has the place's number: mostly it is the same line, so that a call touches no other one for what its descriptor is.
@@ -79,7 +82,7 @@ fn standard(fd: c_int) -> Option<&'static Standard> {
     STANDARDS.get(usize::try_from(fd).ok()?.checked_sub(1)?)
 }
 
-static OPEN: [Open; DESCRIPTORS] = [const {
+static OPEN: [Open; PLACES] = [const {
     Open {
         of_descriptor: AtomicU32::new(0),
         references: AtomicU32::new(0),
@@ -94,7 +97,7 @@ static OPEN: [Open; DESCRIPTORS] = [const {
         stream_kept: AtomicU64::new(0),
         written: AtomicU64::new(0),
     }
-}; DESCRIPTORS];
+}; PLACES];
 
 /// A descriptor, for a record.
 #[derive(Clone, Copy)]
@@ -109,7 +112,14 @@ pub struct Fd {
 /// Where it stands what a descriptor is.
 #[inline(always)]
 fn place(fd: c_int) -> Option<&'static AtomicU32> {
-    Some(&OPEN.get(usize::try_from(fd).ok()?)?.of_descriptor)
+    let at = usize::try_from(fd).ok().filter(|at| *at < DESCRIPTORS)?;
+    Some(&OPEN.get(at)?.of_descriptor)
+}
+
+/// Has the line of a new descriptor brought near, for an open that finds its name first. Of -1 it does no harm.
+#[inline(always)]
+pub fn expect(fd: c_int) {
+    sys::bring_near(OPEN.as_ptr().wrapping_add(fd as usize).cast::<u8>());
 }
 
 #[inline(always)]
@@ -202,7 +212,7 @@ fn record_flags(flags: c_int) -> u16 {
 fn attach(fd: c_int, name: Name, flags: c_int, more: u16) -> Option<&'static Open> {
     let place = place(fd)?;
     let_go(fd);
-    let (number, open) = free_entry(fd as usize)?;
+    let (number, open) = free_entry(fd as usize, more & SHARED == 0)?;
     let seekable = matches!(name.kind(), kind::REGULAR | kind::UNKNOWN);
     let device = name.kind() == kind::DEVICE && block_device(fd);
     let cloexec = if flags & libc::O_CLOEXEC != 0 { CLOEXEC } else { 0 };
@@ -232,16 +242,29 @@ fn block_device(fd: c_int) -> bool {
         && sys::fstat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFBLK)
 }
 
-/// An entry that nobody has, first tried where the descriptor's number says.
+/// An entry that nobody has, first tried where the descriptor's number says. `is_new`: this thread has just opened it.
 #[inline]
-fn free_entry(hint: usize) -> Option<(u32, &'static Open)> {
-    taken(hint).or_else(|| free_entry_after(hint))
+fn free_entry(fd: usize, is_new: bool) -> Option<(u32, &'static Open)> {
+    let first = if is_new { own(fd) } else { taken(fd) };
+    first.or_else(|| free_entry_after(fd))
 }
 
-/// The same after that place, which copies of an earlier descriptor still have.
+/// The same beyond the places of descriptors' numbers, if copies of an earlier descriptor still have the one of this number.
 #[cold]
-fn free_entry_after(hint: usize) -> Option<(u32, &'static Open)> {
-    (1..DESCRIPTORS).find_map(|step| taken((hint + step) % DESCRIPTORS))
+fn free_entry_after(fd: usize) -> Option<(u32, &'static Open)> {
+    (0..DESCRIPTORS).find_map(|step| taken(DESCRIPTORS + (fd + step) % DESCRIPTORS))
+}
+
+/// Takes the entry of the number of a descriptor that this thread just opened, if no copies have it. No other thread can want it, for
+/// the kernel gives a number once, and who has no copy cannot make one: it need not keep other processors away.
+#[inline(always)]
+fn own(fd: usize) -> Option<(u32, &'static Open)> {
+    let open = OPEN.get(fd)?;
+    if open.references.load(Ordering::Acquire) != 0 {
+        return None;
+    }
+    open.references.store(1, Ordering::Relaxed);
+    Some((fd as u32 + 1, open))
 }
 
 /// Takes an entry, if nobody has it.

@@ -53,23 +53,28 @@ fn halves(bytes: &[u8; 16]) -> (u64, u64) {
     (both as u64, (both >> 64) as u64)
 }
 
-/// 16 bytes at a time, the last ones as they lie: a name has no loop over its odd bytes, whose end the processor would guess wrong.
+/// 16 bytes at a time, the last ones as they lie: a name has no loop over its odd bytes, whose end the processor would guess wrong. Each
+/// part has a key of its own and waits for no part before it: the processor multiplies several at once.
 #[inline(always)]
 fn hash(generation: u32, parent: u32, name: &[u8]) -> u64 {
     const ODD: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0x8cb9_2ba7_2f3d_8dd7];
-    let mut state = mix(layout::two(generation, parent) ^ ODD[0], ODD[1]);
+    let mut sum = mix(layout::two(generation, parent) ^ ODD[0], ODD[1]);
+    let mut key = ODD[0];
     let mut rest = name;
     while rest.len() > 16 {
         let Some((part, more)) = rest.split_first_chunk::<16>() else { break };
         let (first, second) = halves(part);
-        state = mix(first ^ state, second ^ ODD[1]).rotate_left(23) ^ second.wrapping_mul(ODD[2]);
+        let product = mix(first ^ key, second ^ ODD[1]) ^ second.wrapping_mul(ODD[2]);
+        sum = sum.wrapping_add(product);
+        key = key.wrapping_add(ODD[1]);
         rest = more;
     }
     let (first, second) = match name.last_chunk::<16>() {
         Some(last) => halves(last),
         None => ends(name),
     };
-    mix(mix(first ^ state, second ^ ODD[2]), name.len() as u64 ^ ODD[1]) | 1
+    let last = mix(first ^ key, second ^ ODD[2]);
+    mix(sum.wrapping_add(last), name.len() as u64 ^ ODD[1]) | 1
 }
 
 /// A name with its id: two words, which stay in registers.

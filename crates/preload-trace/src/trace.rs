@@ -40,6 +40,8 @@ const PATH_MAX: usize = 4096;
 struct Page {
     /// Not 0: the file is there.
     generation: AtomicU32,
+    /// Id of the working directory's name, 0 if unknown. Beside the generation: a call with a relative name reads both.
+    cwd: AtomicU32,
     /// 1: somebody makes the file; 2: it could not be made.
     making: AtomicU32,
     /// Not 0: the file has its name, and is there under it.
@@ -64,8 +66,6 @@ struct Page {
     refused_until: AtomicU64,
     /// Process of the file.
     pid: AtomicU32,
-    /// Id of the working directory's name, 0 if unknown.
-    cwd: AtomicU32,
     /// Cursors that threads left at their ends, 0: none.
     free: [AtomicU64; FREE_BLOCKS],
 }
@@ -847,6 +847,9 @@ pub fn put(call: Call) {
                 two(call.length as u32, call.result as u32),
             ],
         );
+        // The next record but one lies in the next line of the cache. The kernel made this memory present a while ago: it
+        // comes near while the program, or the kernel, does something else. At a block's end another one is fetched in vain.
+        sys::bring_near(slot.cast::<u8>().wrapping_add(2 * layout::SLOT_BYTES));
     }
 }
 

@@ -303,6 +303,59 @@ fn names_that_differ_in_one_byte_are_told_apart() {
     assert_eq!(named, wanted);
 }
 
+/// A name is that of the directory where it is, whichever name the same buffer had before.
+#[test]
+fn names_from_one_buffer_are_told_apart_by_content_and_directory() {
+    let rig = Rig::new();
+    let processes = rig.run("turns");
+    let (reads_one, reads_two, none): ([u64; 3], [u64; 3], [u64; 0]) = ([0, 2, 4], [1, 3, 5], []);
+    for (name, first, reads) in [
+        ("one/a", 1, &reads_one[..]),
+        ("one/b", 2, &none[..]),
+        ("two/a", 3, &reads_two[..]),
+        ("two/b", 4, &none[..]),
+    ] {
+        let file = rig.work().join(name);
+        let wanted: Vec<_> = (0..3).map(|at| (first + 4 * at, Some(0))).collect();
+        assert_eq!(processes[0].calls(Op::Write, &file), wanted, "{name}");
+        let wanted: Vec<_> = reads.iter().map(|at| (1, Some(*at))).collect();
+        assert_eq!(processes[0].calls(Op::Pread, &file), wanted, "{name}");
+        assert_eq!(processes[0].count(Op::Open, &file), 3 + reads.len(), "{name}");
+        assert_eq!(processes[0].count(Op::Close, &file), 3 + reads.len(), "{name}");
+    }
+}
+
+/// The number of a descriptor is given again while copies of the earlier one are open: each keeps its file and its position.
+#[test]
+fn copies_keep_their_file_and_position_when_the_number_is_given_again() {
+    let rig = Rig::new();
+    let processes = rig.run("copies");
+    for number in 0..20_i64 {
+        let file = rig.work().join(format!("copy-{number}"));
+        let bytes = number + 1;
+        let mut wanted = vec![(bytes, Some(0))];
+        if number > 0 {
+            wanted.push((bytes, Some(bytes as u64)));
+        }
+        assert_eq!(processes[0].calls(Op::Write, &file), wanted, "{number}");
+        assert_eq!(processes[0].count(Op::Close, &file), 2, "{number}");
+    }
+    let again = processes[0].calls(Op::Write, &rig.work().join("again"));
+    assert_eq!(again, [(50, Some(0)), (50, Some(50))]);
+
+    let rig = Rig::new();
+    let processes = rig.run("copiers");
+    let wanted: Vec<(i64, Option<u64>)> =
+        (0..2000).flat_map(|_| [(10, Some(0)), (20, Some(10))]).collect();
+    for number in 0..4 {
+        let file = rig.work().join(format!("of-{number}"));
+        let writes = processes[0].calls(Op::Write, &file);
+        assert!(writes == wanted, "{number}: {} calls", writes.len());
+        let counts = [Op::Open, Op::Dup, Op::Close].map(|op| processes[0].count(op, &file));
+        assert_eq!(counts, [2000, 2000, 4000], "{number}");
+    }
+}
+
 /// A library whose constructor looks at a file, and a program that uses it.
 const EARLY: &str = r#"
 #include <stdlib.h>
