@@ -43,7 +43,7 @@ pub fn bring_near(address: *const u8) {
         core::arch::asm!(
             "prefetcht0 [{address}]",
             address = in(reg) address,
-            options(nomem, nostack, preserves_flags),
+            options(readonly, nostack, preserves_flags),
         );
     }
     #[cfg(not(target_arch = "x86_64"))]
