@@ -168,7 +168,7 @@ pub struct TreeState {
     pub drained_ms: u64,
     /// Bytes that the PFS does not have.
     pub dirty_bytes: u64,
-    /// Bytes that all drains have written since the start.
+    /// Bytes that all drains have written since the start, without what an attempt that came to nothing wrote.
     pub drained_bytes: u64,
     /// Bytes per second over the last seconds.
     pub rate_bytes_per_s: f64,
