@@ -16,8 +16,10 @@
 
 mod follow;
 mod limit;
+mod on_time;
 
 pub use follow::Follower;
+pub use on_time::{at_leisure, be_early, be_on_time};
 
 use limit::Limit;
 use parking_lot::{Condvar, Mutex};

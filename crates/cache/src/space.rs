@@ -514,20 +514,11 @@ impl Space {
     }
 }
 
-/// The calling thread runs before others of this machine, if it may: kernels that write do not wait for it. Who uses the fast
-/// path has the privilege.
-fn be_on_time() {
-    const MOST: i32 = -20;
-    // Of a thread: Linux knows nothing of processes here.
-    if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), MOST) {
-        tracing::debug!(%error, "who keeps room for kernels runs no sooner than others");
-    }
-}
-
 impl Space {
     /// Keeps room while kernels write files themselves, until the buffer is closed.
     pub(crate) fn keep_room_for_kernels(&self) {
-        be_on_time();
+        // Kernels that write do not wait for it. Who uses the fast path has the privilege.
+        forebay_awake::be_early();
         loop {
             let pause = (self.counters.kernel_writes() > 0).then(|| self.keep_room());
             let mut waiting = self.waiting.lock();

@@ -10,14 +10,15 @@
 //! Invariant: what a call that was answered for may still change, no later request changes before that call has ended: else
 //! it would be done after what its program did next. The kernel's own writes to files on the fast path are no requests.
 //!
-//! Signals other than deadly ones end no `fsync` of a server that answers: it takes its time, and programs take its failure
+//! Signals other than deadly ones end no `fsync` while all servers answer: it takes its time, and programs take its failure
 //! for a loss. One of a directory of a cache they do end: it waits for the PFS. They end no read into the page cache: that would be
 //! SIGBUS for who has the file mapped.
 //!
 //! What the kernel writes back by itself, stores into a mapping, names no process, and no interrupt comes for it: it is waited
 //! for until it is answered or the session is aborted, whatever becomes of those who wait for it (docs/SEMANTICS.md).
 //!
-//! Called by readers and workers for each request, and by a thread of its own.
+//! Called by readers and workers for each request, and by a thread of its own, which runs before others: a second is over soon on
+//! a busy machine.
 
 use crate::abi::{self, op};
 use crate::buffer::{Reply, take};
@@ -68,8 +69,6 @@ struct Waiting {
     unique: u64,
     opcode: u32,
     tid: u32,
-    /// Whose answer it waits for may depend on this inode; `None`: on no one.
-    of: Option<Ino>,
     /// It fills the page cache, for a mapping perhaps.
     is_page: bool,
     changes: Changes,
@@ -92,7 +91,6 @@ impl Waiting {
             unique: head.unique,
             opcode: head.opcode,
             tid: head.pid,
-            of: (head.opcode != op::SYNCFS).then(|| rq.ino()),
             is_page,
             changes,
             device,
@@ -427,6 +425,7 @@ impl Waits {
 
     /// What the thread does until [`Waits::end`].
     pub(crate) fn run(&self, cx: &Connection) {
+        forebay_awake::be_on_time();
         let (mut last, mut let_go) = (Vec::new(), LetGo::default());
         let mut looked = Instant::now();
         loop {
@@ -533,7 +532,7 @@ impl Waits {
             is_dying,
         };
         // What ends in either case asks nobody: of many, each would read a file, and a busy machine takes long for that.
-        kind(false).lets_go(since.elapsed(), || cx.fs.is_answering(waiting.of))
+        kind(false).lets_go(since.elapsed(), || cx.fs.is_answering())
             || (is_dying(waiting.tid) && kind(true).lets_go(since.elapsed(), || true))
     }
 
@@ -802,7 +801,7 @@ mod tests {
         }
         // What goes on, whoever has a signal.
         for opcode in [op::FSYNC, op::FSYNCDIR] {
-            assert_eq!(let_go_at(kind(opcode), true, true, 0, 0), None, "a server that answers");
+            assert_eq!(let_go_at(kind(opcode), true, true, 0, 0), None, "servers that answer");
         }
         let page = Kind { is_page: true, ..kind(op::READ) };
         assert_eq!(let_go_at(page, false, true, 0, 0), None, "it would be SIGBUS");
@@ -842,7 +841,6 @@ mod tests {
                 unique,
                 opcode: op::UNLINK,
                 tid: 0,
-                of: None,
                 is_page: false,
                 changes: [Some(Ino(unique)), None],
                 device: Arc::clone(&cx.device),
@@ -881,7 +879,6 @@ mod tests {
                 unique: 8,
                 opcode,
                 tid: 0,
-                of: None,
                 is_page: false,
                 changes: Changes::default(),
                 device: Arc::clone(&cx.device),

@@ -344,10 +344,9 @@ pub trait FileSystem: NameOps + AttrOps + DataOps + XattrOps + 'static {
     fn may_hang(&self) -> bool {
         false
     }
-    /// False if somebody whose answer a call on an inode waits for is known to be silent: then signals end also calls that may
-    /// take their time, such as `fsync`. `None`: a call on the whole. Does not wait; asked again and again, it tells within a
-    /// second.
-    fn is_answering(&self, _ino: Option<Ino>) -> bool {
+    /// False if a server is known to be silent: then signals end also calls that may take their time, such as `fsync`, since
+    /// the servers that answer may wait for it. Does not wait; asked again and again, it tells within a second.
+    fn is_answering(&self) -> bool {
         true
     }
     /// True if [`NameOps::fsyncdir`] waits for a PFS, of which nobody tells whether it answers: then signals end it also while

@@ -314,6 +314,32 @@ fn a_signal_that_a_program_takes_is_eintr_while_the_server_hangs() {
     }
 }
 
+#[test]
+fn a_signal_that_a_program_takes_is_eintr_where_the_server_waits_for_another_one() {
+    let _alone = without_children();
+    // Sessions outlast the time for which a server is stopped, and nothing tells that it is silent, unless it is asked.
+    let options = Options { timing: Some("lease_ms=60000"), ..Options::over(2, Store::Directory) };
+    let served = Served::with(options, &[Via::Local, Via::Tcp]);
+    let [here, there] = [0, 1].map(|part| dir_of_whole_files(&served, part));
+    for mount in [0, 1] {
+        let path = |dir: &str, what: &str| served.path(mount, format!("{dir}/{what}{mount}"));
+        let linked = sys::open(path(&here, "linked"), NEW_FILE, 0o644).unwrap();
+        let other = sys::open(path(&here, "other"), NEW_FILE, 0o644).unwrap();
+        for file in [&linked, &other] {
+            sys::pwrite(file, 0, &[b'a'; SIZE]).unwrap();
+            sys::fsync(file).unwrap();
+        }
+        // Whether the name is on flash there the file's server asks that of the name.
+        sys::link(path(&here, "linked"), path(&there, "name")).unwrap();
+        take_away(&served, 1, Server::Stopped);
+        ends_by_a_signal("fsync", &|| sys::fsync(&linked).map(|()| 0));
+        assert_eq!(sys::fsync(&other), Ok(()), "it needs no other server");
+        bring_back(&served, 1, Server::Stopped);
+        sys::fsync(&linked).unwrap();
+        assert_eq!(sys::stat(path(&there, "name")).unwrap().nlink, 2);
+    }
+}
+
 /// Between two mounts the kernel reads and writes the pages by itself, and waits for those of the source as for a mapping's.
 #[test]
 fn a_copy_that_the_kernel_makes_by_itself_ends_by_a_signal_that_kills() {

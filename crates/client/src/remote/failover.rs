@@ -589,10 +589,9 @@ impl FileSystem for Failover {
         true
     }
 
-    fn is_answering(&self, _: Option<Ino>) -> bool {
-        // Inodes have numbers of this mount's own.
+    fn is_answering(&self) -> bool {
         let current = self.current.read().clone();
-        current.fs.is_answering(None)
+        current.fs.is_answering()
     }
 
     fn set_notify(&self, notify: Arc<dyn Notify>) {

@@ -675,13 +675,9 @@ impl FileSystem for RemoteFs {
         true
     }
 
-    fn is_answering(&self, ino: Option<Ino>) -> bool {
-        // A file that is striped, or in logs, needs more servers than that of its inode.
-        let one = ino.filter(|ino| self.striped.layout(*ino).is_none());
-        match one.and_then(|ino| self.servers.of(ino).ok()) {
-            Some(peer) => !peer.is_silent_now(),
-            None => !self.servers.all().iter().any(|peer| peer.is_silent_now()),
-        }
+    fn is_answering(&self) -> bool {
+        // All are asked: a server that answers may wait for another one by itself, for a name that a file has just got there.
+        !self.servers.all().iter().any(|peer| peer.is_silent_now())
     }
 
     /// A server answers while its PFS hangs.

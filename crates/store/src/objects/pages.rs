@@ -12,7 +12,7 @@
 //! * Beyond it, the mount has small pages: at once when a call that comes here makes the hole (a longer size, a
 //!   punched hole, an open of a file that has holes). When a write of the kernel made it: at that write, if the file was new or had
 //!   not been written for [`ACTIVE`], since the kernel tells of it then ([`watch`]); else within milliseconds, by a thread
-//!   that runs before others ([`on_time`]) and looks as often as it must ([`pace`]). The kernel asks nobody before it takes a
+//!   that runs before others ([`forebay_awake::be_on_time`]) and looks as often as it must ([`pace`]). The kernel asks nobody before it takes a
 //!   large page, so each place that is written in that time costs one. What that was counts against the allowance; where it is
 //!   used up, all pages are small until something of it came back.
 //! * It is switched back when nobody has written to such a file for [`QUIET`], or what was written there is dense.
@@ -37,15 +37,14 @@
 
 mod allowance;
 mod closed;
-mod on_time;
 mod pace;
 mod state;
 mod watch;
 
 use super::{ObjectName, ObjectStat, Objects, err};
 use allowance::Allowance;
+use forebay_awake::{at_leisure, be_on_time};
 use forebay_proto::{ObjectId, Result};
-use on_time::{at_leisure, be_on_time};
 use pace::Facts;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{self as rfs, SeekFrom};

@@ -118,12 +118,9 @@ impl Peer {
         self.programs_wait.load(Ordering::Relaxed) > 0
     }
 
-    /// A program waits for an answer, and the server is known to be away, or it does not give the sign of life that this asks
-    /// for. Asks and does not wait: who wants to know looks again.
+    /// The server is known to be away, or does not give the sign of life that this asks for. Asks and does not wait: who wants
+    /// to know looks again.
     pub(in crate::remote) fn is_silent_now(&self) -> bool {
-        if !self.is_waited_for() {
-            return false;
-        }
         if self.is_away() {
             return true;
         }
