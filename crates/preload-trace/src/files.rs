@@ -211,8 +211,12 @@ fn record_flags(flags: c_int) -> u16 {
 #[inline]
 fn attach(fd: c_int, name: Name, flags: c_int, more: u16) -> Option<&'static Open> {
     let place = place(fd)?;
-    let_go(fd);
-    let (number, open) = free_entry(fd as usize, more & SHARED == 0)?;
+    let is_new = more & SHARED == 0;
+    let own = if is_new { own(fd as usize) } else { None };
+    let (number, open) = match own {
+        Some(own) => own,
+        None => replaced(fd)?,
+    };
     let seekable = matches!(name.kind(), kind::REGULAR | kind::UNKNOWN);
     let device = name.kind() == kind::DEVICE && block_device(fd);
     let cloexec = if flags & libc::O_CLOEXEC != 0 { CLOEXEC } else { 0 };
@@ -242,29 +246,29 @@ fn block_device(fd: c_int) -> bool {
         && sys::fstat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFBLK)
 }
 
-/// An entry that nobody has, first tried where the descriptor's number says. `is_new`: this thread has just opened it.
-#[inline]
-fn free_entry(fd: usize, is_new: bool) -> Option<(u32, &'static Open)> {
-    let first = if is_new { own(fd) } else { taken(fd) };
-    first.or_else(|| free_entry_after(fd))
-}
-
-/// The same beyond the places of descriptors' numbers, if copies of an earlier descriptor still have the one of this number.
-#[cold]
-fn free_entry_after(fd: usize) -> Option<(u32, &'static Open)> {
-    (0..DESCRIPTORS).find_map(|step| taken(DESCRIPTORS + (fd + step) % DESCRIPTORS))
-}
-
-/// Takes the entry of the number of a descriptor that this thread just opened, if no copies have it. No other thread can want it, for
-/// the kernel gives a number once, and who has no copy cannot make one: it need not keep other processors away.
+/// Takes the entry of the number of a descriptor that this thread just opened, if neither an earlier descriptor of it nor copies have it. No
+/// other thread can want it, for the kernel gives a number once, and who has no copy cannot make one: it need not keep other processors
+/// away.
 #[inline(always)]
 fn own(fd: usize) -> Option<(u32, &'static Open)> {
     let open = OPEN.get(fd)?;
-    if open.references.load(Ordering::Acquire) != 0 {
+    let (number, count) = (&open.of_descriptor, &open.references);
+    if number.load(Ordering::Relaxed) | count.load(Ordering::Acquire) != 0 {
         return None;
     }
-    open.references.store(1, Ordering::Relaxed);
+    count.store(1, Ordering::Relaxed);
     Some((fd as u32 + 1, open))
+}
+
+/// An entry for a descriptor whose number has one, of an earlier descriptor or of its copies, or which this process did not open: first
+/// tried where its number says, then beyond the places of numbers.
+#[cold]
+fn replaced(fd: c_int) -> Option<(u32, &'static Open)> {
+    let_go(fd);
+    let after = || {
+        (0..DESCRIPTORS).find_map(|step| taken(DESCRIPTORS + (fd as usize + step) % DESCRIPTORS))
+    };
+    taken(fd as usize).or_else(after)
 }
 
 /// Takes an entry, if nobody has it.

@@ -190,16 +190,21 @@ unsafe fn length(text: *const c_char) -> usize {
     use core::arch::x86_64::{
         __m128i, _mm_cmpeq_epi8, _mm_load_si128, _mm_movemask_epi8, _mm_setzero_si128,
     };
-    let before = text as usize % 16;
+    const LINE: usize = 64;
+    let before = text as usize % LINE;
     let mut at = text.wrapping_sub(before);
-    // SAFETY: 16 bytes at a multiple of 16 are of one page, and each part that is read has a byte of the string.
+    // SAFETY: a line of the cache at a multiple of its size is of one page, and each line that is read has a byte of the string.
     let zeros = |at: *const c_char| unsafe {
-        let part = _mm_load_si128(at.cast::<__m128i>());
-        _mm_movemask_epi8(_mm_cmpeq_epi8(part, _mm_setzero_si128())) as u32
+        let part = |number: usize| {
+            let part = _mm_load_si128(at.cast::<__m128i>().add(number));
+            u64::from(_mm_movemask_epi8(_mm_cmpeq_epi8(part, _mm_setzero_si128())) as u32)
+        };
+        part(0) | part(1) << 16 | part(2) << 32 | part(3) << 48
     };
+    // Most names lie in one line: no loop whose end the processor would guess wrong.
     let mut found = zeros(at) >> before << before;
     while found == 0 {
-        at = at.wrapping_add(16);
+        at = at.wrapping_add(LINE);
         found = zeros(at);
     }
     at as usize + found.trailing_zeros() as usize - text as usize

@@ -321,6 +321,7 @@ fn a_signal_that_a_program_takes_is_eintr_where_the_server_waits_for_another_one
     let options = Options { timing: Some("lease_ms=60000"), ..Options::over(2, Store::Directory) };
     let served = Served::with(options, &[Via::Local, Via::Tcp]);
     let [here, there] = [0, 1].map(|part| dir_of_whole_files(&served, part));
+    let away = served.server_of_part(1);
     for mount in [0, 1] {
         let path = |dir: &str, what: &str| served.path(mount, format!("{dir}/{what}{mount}"));
         let linked = sys::open(path(&here, "linked"), NEW_FILE, 0o644).unwrap();
@@ -331,10 +332,10 @@ fn a_signal_that_a_program_takes_is_eintr_where_the_server_waits_for_another_one
         }
         // Whether the name is on flash there the file's server asks that of the name.
         sys::link(path(&here, "linked"), path(&there, "name")).unwrap();
-        take_away(&served, 1, Server::Stopped);
+        take_away(&served, away, Server::Stopped);
         ends_by_a_signal("fsync", &|| sys::fsync(&linked).map(|()| 0));
         assert_eq!(sys::fsync(&other), Ok(()), "it needs no other server");
-        bring_back(&served, 1, Server::Stopped);
+        bring_back(&served, away, Server::Stopped);
         sys::fsync(&linked).unwrap();
         assert_eq!(sys::stat(path(&there, "name")).unwrap().nlink, 2);
     }
