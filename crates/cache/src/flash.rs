@@ -473,6 +473,16 @@ impl Flash {
         self.names.on_object(ino, self.objects().open_object(ObjectId::whole(ino)))
     }
 
+    /// A program has the data open to write: its pages are chosen by what is written.
+    pub fn opened_to_write(&self, ino: Ino) {
+        self.objects().opened_to_write(ObjectId::whole(ino));
+    }
+
+    /// No program has it open any more.
+    pub fn closed_by_all(&self, ino: Ino) {
+        self.objects().closed_by_all(ObjectId::whole(ino));
+    }
+
     /// Data on flash.
     pub fn sync_data(&self, ino: Ino) -> Result<()> {
         self.names.on_object(ino, self.objects().fsync(ObjectId::whole(ino), false))

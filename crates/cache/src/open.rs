@@ -215,6 +215,10 @@ impl Opens {
         if writes(flags) && in_kernel {
             self.data.mark_whole(file)?;
         }
+        // Holes of other files are what is not fetched.
+        if writes(flags) && (in_kernel || file.state.lock().is_whole()) {
+            self.flash.opened_to_write(file.ino);
+        }
         if local.is_some() {
             let mut state = file.state.lock();
             state.opens.add_by_kernel(1);
@@ -408,6 +412,7 @@ impl Opens {
             return;
         }
         file.set_source(None);
+        self.flash.closed_by_all(file.ino);
         state.last_write = std::time::Instant::now();
         let is_gone = state.is_gone();
         drop(state);

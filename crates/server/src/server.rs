@@ -178,7 +178,7 @@ fn choose_pages(store: &Store, namespace: &Namespace, is_cache: bool) {
     }
     let objects = namespace.objects();
     if is_cache {
-        let _are_large = objects.fix_pages(store.capacity_bytes());
+        objects.manage_pages_of_cache(store.capacity_bytes());
     } else {
         objects.manage_pages(store.capacity_bytes());
     }

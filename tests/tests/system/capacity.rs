@@ -280,6 +280,46 @@ fn files_that_are_made_and_closed_leave_large_pages() {
     }
 }
 
+/// More files than the choice of pages lists at a time, without holes, and each written all the time: a dense file beside them has
+/// large pages.
+#[test]
+fn many_files_that_are_written_leave_large_pages() {
+    if is_raw() {
+        return;
+    }
+    let buffer = Buffer::mount(Kind::Tmpfs, 1 << 30);
+    let open =
+        |name: String| sys::open(buffer.path(name), libc::O_CREAT | libc::O_WRONLY, 0o644).unwrap();
+    let small: Vec<_> = (0..300).map(|number| open(format!("small.{number}"))).collect();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                for file in &small {
+                    sys::pwrite(file, 0, b"x").unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        // They were opened in a rush.
+        let start = Instant::now();
+        while !has_large_pages(&buffer) {
+            assert!(start.elapsed() < Duration::from_secs(20), "small pages for ever");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        for round in 0..20 {
+            let dense = open(format!("dense.{round}"));
+            assert_eq!(sys::write(&dense, &[7; 64 << 10]), Ok(64 << 10));
+            let is_large = has_large_pages(&buffer);
+            ended.fetch_or(!is_large, Ordering::Relaxed);
+            assert!(is_large, "small beside one more file, number {round}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
+}
+
 /// Each takes a large page for its second byte, and is closed before anybody looks at it: what they got is seen all the same.
 #[test]
 fn holes_of_files_that_are_closed_at_once_cost_little() {

@@ -47,6 +47,7 @@ impl Opens {
             state.opens.add_by_kernel(count);
             if may_have_written && !state.is_lost() {
                 self.kernel_may_write(&mut state);
+                self.flash.opened_to_write(file.ino);
             }
         }
         Ok(state.record.whole)

@@ -24,9 +24,8 @@
 //!
 //! A buffer smaller than [`LARGE_FROM_BYTES`] has small pages only: it could be full before a look.
 //!
-//! A cache follows the last rule and not the others ([`Objects::fix_pages`]): each file that it fetches has holes until it is
-//! whole, and a look that opens a file makes the cache believe that a kernel has it. From [`LARGE_FROM_BYTES`] on it has
-//! large pages for the speed of fills and appends, and counts them (`cache::space`); what is clean goes before they run out.
+//! A cache follows the same rules for files that programs have open to write ([`Objects::manage_pages_of_cache`]). Those that it
+//! merely fetches have holes until they are whole, and nobody looks at them.
 //!
 //! A file that was made for a kernel, and closed again, leaves the lists at once ([`closed`]): a rush of files is one of those that
 //! stay open.
@@ -88,6 +87,8 @@ const RUNS_MAX: usize = 4096;
 /// Files that are looked at: with holes, and among those opened last.
 const SUSPECTS_MAX: usize = 256;
 const OPENED_MAX: usize = 64;
+/// The same with those that were looked at and are still written.
+const OPENED_SEEN_MAX: usize = 1024;
 /// Open files that the kernel tells the next write to.
 const WATCHED_MAX: usize = 4096;
 /// Files that were opened in a rush and wait to be looked at; of these so many are looked at each time.
@@ -115,6 +116,8 @@ const ACTIVE: Duration = Duration::from_millis(20);
 #[derive(Default)]
 pub(super) struct Pages {
     on: AtomicBool,
+    /// Of a cache: see [`Objects::manage_pages_of_cache`].
+    of_cache: AtomicBool,
     capacity_bytes: AtomicU64,
     state: Mutex<State>,
     /// Files whose opens are counted ([`closed`]), to be read without the lock.
@@ -193,9 +196,16 @@ impl Objects {
         }
     }
 
-    /// Chooses pages by the capacity alone, for a store that is a tmpfs of its own. True if they are large, and may be
-    /// changed.
-    pub fn fix_pages(&self, capacity_bytes: u64) -> bool {
+    /// The same for a cache. What it fetches, and what it gives back, makes holes of its own: a file counts from the moment at which a
+    /// program has it open to write, as the cache says ([`Objects::opened_to_write`]), until the last one has closed it
+    /// ([`Objects::closed_by_all`]).
+    pub fn manage_pages_of_cache(self: &Arc<Self>, capacity_bytes: u64) {
+        self.pages.of_cache.store(true, Ordering::Release);
+        self.manage_pages(capacity_bytes);
+    }
+
+    /// Chooses pages by the capacity alone. True if they are large, and may be changed.
+    fn fix_pages(&self, capacity_bytes: u64) -> bool {
         let large = capacity_bytes >= LARGE_FROM_BYTES;
         // The last server may have been killed with small ones.
         if let Err(errno) = self.mount_pages(if large { LARGE } else { ALWAYS_SMALL }) {
@@ -229,11 +239,21 @@ impl Objects {
 
     /// A file is written or made, or opened for that, without holes: those that it gets are seen. What it has, if that is known.
     pub(super) fn may_be_written(&self, id: ObjectId, bytes: Option<u64>) {
-        if !self.pages.on.load(Ordering::Acquire) {
-            return;
+        if self.pages.on.load(Ordering::Acquire) {
+            let state = self.pages.state.lock();
+            if !self.is_a_caches_own(&state, id) {
+                self.note_written(state, id, bytes);
+            }
         }
+    }
+
+    /// True if what the cache does with a file is all that is done with it.
+    fn is_a_caches_own(&self, state: &State, id: ObjectId) -> bool {
+        self.pages.of_cache.load(Ordering::Acquire) && !state.has(id)
+    }
+
+    fn note_written(&self, mut state: MutexGuard<'_, State>, id: ObjectId, bytes: Option<u64>) {
         let now = Instant::now();
-        let mut state = self.pages.state.lock();
         let suspect = state.suspects.iter().find(|suspect| suspect.id == id);
         let is_listed = suspect.is_some() || state.watched.has(id);
         let is_told = state.watched.has(id) || suspect.is_some_and(|known| known.watch.is_some());
@@ -276,7 +296,7 @@ impl Objects {
         }
         match self.stat(id) {
             Ok(stat) if has_hole(&stat) => self.has_holes(id, &stat, true),
-            Ok(stat) => self.may_be_written(id, Some(allocated(&stat))),
+            Ok(stat) => self.note_written(self.pages.state.lock(), id, Some(allocated(&stat))),
             // Who opens it is told.
             Err(_) => {}
         }
@@ -284,7 +304,9 @@ impl Objects {
 
     /// A file may have got a hole by a call: looked at now.
     pub(super) fn may_have_holes(&self, id: ObjectId) {
-        if !self.pages.on.load(Ordering::Acquire) {
+        if !self.pages.on.load(Ordering::Acquire)
+            || self.is_a_caches_own(&self.pages.state.lock(), id)
+        {
             return;
         }
         if let Ok(stat) = self.stat(id)
@@ -468,6 +490,7 @@ impl Objects {
     fn look_at_opened(&self, state: &mut State, mut file: Opened) {
         let Ok(stat) = self.stat(file.id) else { return };
         let bytes = allocated(&stat);
+        file.is_seen = true;
         let is_seldom = std::mem::take(&mut file.is_seldom);
         let before = file.bytes.replace(bytes);
         if has_hole(&stat) {

@@ -123,6 +123,13 @@ impl Objects {
         }
     }
 
+    /// Nobody has a file open any more, as a cache knows that counts opens itself.
+    pub fn closed_by_all(&self, id: ObjectId) {
+        if self.pages.on.load(Ordering::Acquire) {
+            self.pages.state.lock().close(id, Instant::now());
+        }
+    }
+
     /// A last look at files that nobody has open any more.
     pub(super) fn look_at_closed(&self, state: &mut MutexGuard<'_, State>) {
         let closed = std::mem::take(&mut state.closed);

@@ -9,7 +9,8 @@ use super::closed::{Closed, Given};
 use super::pace;
 use super::watch::Watch;
 use super::{
-    ACTIVE, CHURN, CLOSED_MAX, OPENED_MAX, QUIET, WAITING_MAX, WATCHES_MAX, WATCHES_TIMES_MOST,
+    ACTIVE, CHURN, CLOSED_MAX, OPENED_MAX, OPENED_SEEN_MAX, QUIET, WAITING_MAX, WATCHES_MAX,
+    WATCHES_TIMES_MOST,
 };
 use forebay_proto::ObjectId;
 use std::collections::{HashMap, VecDeque};
@@ -105,6 +106,8 @@ pub(super) struct Opened {
     pub(super) active_at: Instant,
     /// It was just told of, long after the write before: the kernel is to tell the next one, too.
     pub(super) is_seldom: bool,
+    /// It was looked at since it came into the list: it had no hole.
+    pub(super) is_seen: bool,
 }
 
 /// One that was not written lately, or never; dropped when nobody has it open any more.
@@ -192,8 +195,8 @@ impl State {
             known.active_at = now;
             return false;
         }
-        let is_full = self.opened.len() >= OPENED_MAX;
-        if is_full && let Some(first) = self.opened.pop_front() {
+        let first = self.first_that_waits();
+        if let Some(first) = first.and_then(|at| self.opened.remove(at)) {
             if self.waiting.len() >= WAITING_MAX {
                 self.waiting.pop_front();
                 self.crowded = true;
@@ -201,8 +204,32 @@ impl State {
             self.waiting.push_back(first.id);
             self.rushed_at = Some(now);
         }
-        self.opened.push_back(Opened { id, bytes, active_at: now, is_seldom: false });
+        let is_full = first.is_some();
+        let (is_seldom, is_seen) = (false, false);
+        self.opened.push_back(Opened { id, bytes, active_at: now, is_seldom, is_seen });
         is_full
+    }
+
+    /// Which of the opened files has to wait, where one more comes than are looked at: files that come faster than they are looked
+    /// at. Those that were looked at, had no hole, and are merely written are no reason, as long as they are not too many.
+    fn first_that_waits(&self) -> Option<usize> {
+        if self.opened.len() < OPENED_MAX {
+            return None;
+        }
+        let unseen = |file: &Opened| !file.is_seen;
+        let are_unseen = self.opened.iter().filter(|file| unseen(file)).count();
+        match are_unseen >= OPENED_MAX || self.opened.len() >= OPENED_SEEN_MAX {
+            true => Some(self.opened.iter().position(unseen).unwrap_or(0)),
+            false => None,
+        }
+    }
+
+    /// True if a file is in one of the lists.
+    pub(super) fn has(&self, id: ObjectId) -> bool {
+        self.watched.has(id)
+            || self.suspects.iter().any(|suspect| suspect.id == id)
+            || self.opened.iter().any(|file| file.id == id)
+            || self.waiting.contains(&id)
     }
 
     /// Nobody has a file open any more: it leaves the lists for a last look. One with holes stays, until what it took is counted, and so
@@ -296,7 +323,8 @@ impl State {
             |written_at: Instant| pace::is_seldom(now.saturating_duration_since(written_at));
         if let Some((id, WatchedFile { bytes, written_at, .. })) = self.watched.take_by(watch) {
             let is_seldom = is_seldom(written_at);
-            self.opened.push_back(Opened { id, bytes: Some(bytes), active_at: now, is_seldom });
+            let (bytes, is_seen) = (Some(bytes), true);
+            self.opened.push_back(Opened { id, bytes, active_at: now, is_seldom, is_seen });
             self.busy_at = Some(now);
             if !is_seldom {
                 self.lively_at = Some(now);
@@ -373,6 +401,27 @@ mod tests {
             pass_bytes: 0,
             probe_bytes: 0,
         }
+    }
+
+    /// They were looked at and have no holes: one more is no rush. It was one as soon as more than 64 were written at a time, and a dense
+    /// file that began then had small pages.
+    #[test]
+    fn many_files_without_holes_that_are_written_leave_pages_large() {
+        let (mut state, now) = (State::default(), Instant::now());
+        let id = |number: u64| ObjectId::whole(Ino(number));
+        for number in 0..300 {
+            assert!(!state.list(id(number), Some(0), now), "file {number}");
+            state.opened.iter_mut().for_each(|file| file.is_seen = true);
+        }
+        assert!(!state.wants_small(now));
+        // Files that come faster than they are looked at may have holes.
+        let listed = (300..400).filter(|number| state.list(id(*number), Some(0), now)).count();
+        assert_eq!((listed, state.waiting.len()), (100 - OPENED_MAX, 100 - OPENED_MAX));
+        assert!(state.wants_small(now));
+        assert!(
+            state.waiting.iter().all(|waiting| *waiting >= id(300)),
+            "those that were not seen"
+        );
     }
 
     /// One that was appended to for long, and cut: it was looked at 20 times for each write, for ever.
