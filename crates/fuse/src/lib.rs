@@ -7,6 +7,7 @@
 //! | `mount`, `options` | mount(2), `fusermount3`, unmounting; what can be asked for |
 //! | `init` | the first exchange with the kernel, the trial of passthrough |
 //! | `session` | threads: readers, workers, the notifier |
+//! | `workers`, `more_workers` | threads for requests that take long, and more of them while all are held up |
 //! | `connection`, `dispatch`, `ops` | from a request to its answer |
 //! | `beside` | programs that ask this process instead of the kernel, and what the kernel must then hear |
 //! | `opens` | which inodes are open, and how |
@@ -38,6 +39,7 @@ mod limits;
 mod locked;
 mod locks;
 mod lone_sgid;
+mod more_workers;
 mod mount;
 mod moves;
 mod notify;

@@ -17,7 +17,7 @@ use crate::options::{FastPath, MountFlags, MountOptions, readers_abreast};
 use crate::reader_handoff::ReaderHandoff;
 use crate::tally::Served;
 use crate::waits::{self, Serving};
-use crate::{abi, buffer, dispatch, workers};
+use crate::{abi, buffer, dispatch, more_workers, workers};
 use forebay_proto::latency::Latency;
 use forebay_proto::{Errno, FileSystem, Ino, Notify};
 use parking_lot::Mutex;
@@ -80,6 +80,7 @@ impl Session {
                 tracing::error!("a thread of the mount had panicked");
             }
         }
+        self.connection.workers.more().join();
     }
 
     /// True if the kernel has ended the session and no request is under way but such as only read: nobody waits for what
@@ -257,6 +258,8 @@ fn spawn_threads(
         let cx = Arc::clone(&session.connection);
         spawn(format!("fuse-work-{number}"), Box::new(move || workers::run(&cx)))?;
     }
+    let cx = Arc::clone(&session.connection);
+    spawn("fuse-more".into(), Box::new(move || more_workers::run(&cx)))?;
     if session.connection.served_locks().is_some() {
         let cx = Arc::clone(&session.connection);
         spawn("fuse-tries".into(), Box::new(move || cx.tries.run(&cx)))?;

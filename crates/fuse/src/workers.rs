@@ -5,15 +5,17 @@
 //! request. A large write hands its buffer over and the reader takes another one from a bounded
 //! pool; the other requests are short and are copied. When queue or pool is exhausted the
 //! reader serves the request itself: slower for the others, never lost and never unbounded.
-//! Who waits for one that waits here may be let go ([`crate::waits`]).
+//! Who waits for one that waits here may be let go ([`crate::waits`]). Where all workers are held up there are more
+//! ([`crate::more_workers`]).
 
 use crate::abi::{self, op};
 use crate::buffer::{PageBuffer, REQUEST_LEAD_BYTES, Reply, take};
 use crate::connection::{Connection, Request};
 use crate::device::Device;
+use crate::more_workers::{IDLE, MoreWorkers};
 use crate::ops::files::is_synchronous;
 use crate::waits::{self, Serving, Waits};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use std::sync::Arc;
 
 /// Most requests waiting for a worker.
@@ -35,6 +37,7 @@ enum Job {
 /// The queue and the buffers.
 pub(crate) struct Workers {
     count: usize,
+    more: MoreWorkers,
     jobs: (Sender<Job>, Receiver<Job>),
     spare: (Sender<PageBuffer>, Receiver<PageBuffer>),
 }
@@ -46,7 +49,16 @@ impl Workers {
             // The channel has exactly this capacity, so this cannot fail.
             let _ = spare.0.try_send(PageBuffer::for_requests());
         }
-        Workers { count, jobs: bounded(MAX_QUEUED), spare }
+        Workers { count, more: MoreWorkers::new(count), jobs: bounded(MAX_QUEUED), spare }
+    }
+
+    pub(crate) fn more(&self) -> &MoreWorkers {
+        &self.more
+    }
+
+    /// Requests that wait.
+    pub(crate) fn queued(&self) -> usize {
+        self.jobs.1.len()
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -55,7 +67,7 @@ impl Workers {
 
     /// Lets every worker finish what is queued and end.
     pub(crate) fn stop(&self) {
-        for _ in 0..self.count {
+        for _ in 0..self.more.stop() {
             // Fails only if no receiver is left, and we own one.
             let _ = self.jobs.0.send(Job::Stop);
         }
@@ -83,6 +95,7 @@ impl Workers {
             // It was answered in that moment: then there is nothing more to do for it.
             return (buffer, !waits.dequeue(unique));
         }
+        self.more.looks_after(self.queued());
         (buffer, true)
     }
 
@@ -178,9 +191,36 @@ pub(crate) fn takes_space(opcode: u32) -> bool {
 
 /// What a worker thread does until [`Workers::stop`].
 pub(crate) fn run(cx: &Connection) {
+    serve_all(cx, || {
+        let workers = &cx.workers;
+        workers.more.waits();
+        let job = workers.jobs.1.recv();
+        workers.more.took(workers.queued());
+        job.ok()
+    });
+}
+
+/// What one does that was started since the others are held up: it ends when nothing came for [`IDLE`], too.
+pub(crate) fn run_for_a_while(cx: &Connection) {
+    serve_all(cx, || {
+        let workers = &cx.workers;
+        loop {
+            workers.more.waits();
+            let job = workers.jobs.1.recv_timeout(IDLE);
+            workers.more.took(workers.queued());
+            match job {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Timeout) if !workers.more.may_end(workers.queued()) => {}
+                Err(_) => return None,
+            }
+        }
+    });
+}
+
+fn serve_all(cx: &Connection, next: impl Fn() -> Option<Job>) {
     let mut reply = Reply::new();
     let serving = cx.waits.serving();
-    while let Ok(job) = cx.workers.jobs.1.recv() {
+    while let Some(job) = next() {
         match job {
             Job::Short { device, bytes, len } => {
                 serve(cx, &device, &bytes[..len], &mut reply, &serving);

@@ -8,4 +8,4 @@ pub const FLASH_FORMAT: u32 = 8;
 pub const CONTROL_PROTOCOL: u32 = 8;
 
 /// Version of the frames between mounts, commands and servers, and of all that is in them.
-pub const WIRE_PROTOCOL: u16 = 15;
+pub const WIRE_PROTOCOL: u16 = 16;

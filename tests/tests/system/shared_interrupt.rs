@@ -341,6 +341,40 @@ fn a_signal_that_a_program_takes_is_eintr_where_the_server_waits_for_another_one
     }
 }
 
+/// More than a mount has threads for such calls from the beginning, and slots that it had for those at one server.
+const WAITING: usize = 20;
+
+#[test]
+fn an_fsync_that_needs_no_stopped_server_is_done_beside_many_that_wait_for_one() {
+    let _alone = without_children();
+    let options = Options { timing: Some("lease_ms=60000"), ..Options::over(2, Store::Directory) };
+    let served = Served::with(options, &[Via::Local, Via::Tcp]);
+    make_dir(&served, "striped", STRIPED);
+    let here = dir_of_whole_files(&served, 0);
+    let away = served.server_of_part(1);
+    for mount in [0, 1] {
+        let path = |what: String| served.path(mount, what);
+        let open = |name: String| {
+            let file = sys::open(path(name), NEW_FILE, 0o644).unwrap();
+            sys::pwrite(&file, 0, &[b'a'; 4 * SIZE]).unwrap();
+            file
+        };
+        let striped: Vec<_> = (0..WAITING).map(|n| open(format!("striped/{mount}-{n}"))).collect();
+        let other = open(format!("{here}/other{mount}"));
+        take_away(&served, away, Server::Stopped);
+        let waiting: Vec<Child> = striped
+            .iter()
+            .map(|file| Child::spawn("fsync", move || sys::fsync(file).unwrap()))
+            .collect();
+        waiting.iter().for_each(Child::until_it_waits);
+        assert_eq!(sys::fsync(&other), Ok(()), "it needs no other server");
+        bring_back(&served, away, Server::Stopped);
+        for child in waiting {
+            child.wait(SOON).unwrap_or_else(|why| panic!("a server is back: {why}"));
+        }
+    }
+}
+
 /// Between two mounts the kernel reads and writes the pages by itself, and waits for those of the source as for a mapping's.
 #[test]
 fn a_copy_that_the_kernel_makes_by_itself_ends_by_a_signal_that_kills() {

@@ -380,6 +380,31 @@ fn metadata_does_not_wait_for_fsync() {
     });
 }
 
+/// More than a mount has workers.
+const HELD_UP: u64 = 20;
+
+/// As many of them as there are workers held up all that took long, whatever it needed.
+#[test]
+fn what_takes_long_is_served_beside_many_that_are_held_up() {
+    let m = Mount::new();
+    let files: Vec<File> = (0..HELD_UP).map(|number| create(&m, &format!("f{number}"))).collect();
+    m.fs.fsync_ms.store(6000, Ordering::Relaxed);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for file in &files {
+            scope.spawn(|| {
+                file.sync_all().unwrap();
+                done.store(true, Ordering::Relaxed);
+            });
+        }
+        eventually("all fsyncs are under way", || m.counts()["FSYNC"] == HELD_UP);
+        let before = m.counts()["STATFS"];
+        rustix::fs::statvfs(m.at("f0")).unwrap();
+        assert!(m.counts()["STATFS"] > before, "it is a request");
+        assert!(!done.load(Ordering::Relaxed), "it was answered while all fsyncs waited");
+    });
+}
+
 /// Threads that move large blocks: more than there are readers.
 const MOVERS: u64 = 8;
 

@@ -22,8 +22,9 @@ pub struct ClientId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct SlotId(pub u16);
 
-/// Most connections for calls of one session.
-pub const MAX_SLOTS: u16 = 16;
+/// Most connections for calls of one session. More than a mount has threads that may be held up by calls at one server which wait
+/// for another one.
+pub const MAX_SLOTS: u16 = 64;
 
 /// A node, as far as sharing its memory goes: the same boot of the same kernel. Two mounts on
 /// one node may share page caches and pass descriptors.

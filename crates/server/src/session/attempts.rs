@@ -70,8 +70,13 @@ struct Slot {
 }
 
 /// The attempts of one session. Each slot has a lock of its own, as calls in several slots do not wait for each other.
-#[derive(Default)]
 pub(super) struct Attempts([Mutex<Slot>; MAX_SLOTS as usize]);
+
+impl Default for Attempts {
+    fn default() -> Attempts {
+        Attempts(std::array::from_fn(|_| Mutex::default()))
+    }
+}
 
 impl Attempts {
     /// An attempt begins: what the one before gave that was not heard, to be taken back.

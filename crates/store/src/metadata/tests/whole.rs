@@ -408,7 +408,7 @@ fn the_offline_check_finds_each_kind_of_damage() {
             "listing has \"f\"",
         ),
         (vec![done(7, 1, 6)], "inode 6: answer to client 7 names it, it was never given out"),
-        (vec![done(7, 16, 5)], "answer to slot 16 of client 7: no such slot"),
+        (vec![done(7, 64, 5)], "answer to slot 64 of client 7: no such slot"),
         (vec![done(0, 0, 5)], "answer to slot 0 of client 0: no such slot"),
     ];
     for (changes, expected) in cases {
