@@ -336,6 +336,9 @@ impl Attributes {
         if let Some(own) = name.strip_prefix(OWN) {
             return self.own_xattr(ino, own);
         }
+        if name == CAPABILITY.as_bytes() {
+            return self.capability_of(ino);
+        }
         let fd = self.inodes.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
         match grown(|buffer| rfs::getxattr(&path[..], name, buffer)) {
@@ -345,6 +348,27 @@ impl Attributes {
             }
             other => other,
         }
+    }
+
+    /// `security.capability`: a kernel asks for it before a write, whenever it has looked at the attributes since the one before. Of a
+    /// dirty file that is open the PFS is asked until it says that there is none: who writes what is here waits for no PFS.
+    fn capability_of(&self, ino: Ino) -> Result<Vec<u8>> {
+        let file = self.nodes.get(ino)?.file;
+        let is_known =
+            |file: &Arc<CacheFile>| file.is_dirty() && file.state.lock().opens.has_no_capability();
+        if file.as_ref().is_some_and(is_known) {
+            return Err(Errno::ENODATA);
+        }
+        let fd = self.inodes.open_node_any(ino)?;
+        let path = proc_path(fd.as_fd(), b"");
+        let Some(file) = file else { return read_capability(&path) };
+        // No change of it by this cache falls into the look. Who is at one may wait for a kernel that asks here.
+        let meta = file.meta.try_lock();
+        let value = read_capability(&path);
+        if meta.is_some() {
+            file.state.lock().opens.note_capability(value != Err(Errno::ENODATA));
+        }
+        value
     }
 
     /// listxattr.
@@ -387,6 +411,9 @@ impl Attributes {
                 rfs::setxattr(&path[..], name, value, XattrFlags::from_bits_retain(flags))
             };
             set.map_err(errno)?;
+            if let Some(file) = file.filter(|_| name == CAPABILITY.as_bytes()) {
+                file.state.lock().opens.note_capability(true);
+            }
             self.acl_changed(file, name, inode)
         })
     }
@@ -493,6 +520,10 @@ fn in_words(error: Option<&CacheError>) -> Result<String> {
     Ok(format!("{} {}", Errno(error.errno).name(), error.what))
 }
 
+fn read_capability(path: &[u8]) -> Result<Vec<u8>> {
+    grown(|buffer| rfs::getxattr(path, CAPABILITY, buffer))
+}
+
 fn has_capability(path: &[u8]) -> bool {
     rfs::getxattr(path, CAPABILITY, &mut [0u8; 0][..]).is_ok()
 }
@@ -505,7 +536,7 @@ struct Rights {
 
 impl Rights {
     fn of(path: &[u8], mode: u32) -> Result<Rights> {
-        let capability = match grown(|buffer| rfs::getxattr(path, CAPABILITY, buffer)) {
+        let capability = match read_capability(path) {
             Ok(value) => Some(value),
             Err(Errno::ENODATA | Errno::EOPNOTSUPP) => None,
             Err(e) => return Err(e),

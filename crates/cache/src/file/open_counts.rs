@@ -18,6 +18,8 @@ pub(crate) struct OpenCounts {
     has_kernel_writer: bool,
     /// A kernel may have it that is not counted: its mount is not heard any more, or was there before a restart.
     maybe_in_kernel: bool,
+    /// The PFS said, while somebody had it open, that it has no `security.capability`.
+    has_no_capability: bool,
 }
 
 impl OpenCounts {
@@ -29,6 +31,7 @@ impl OpenCounts {
             under_way: 0,
             has_kernel_writer: false,
             maybe_in_kernel: true,
+            has_no_capability: false,
         }
     }
 
@@ -75,6 +78,7 @@ impl OpenCounts {
     /// An open that was counted has failed.
     pub fn take_back(&mut self) {
         self.all -= 1;
+        self.has_no_capability &= self.all > 0;
     }
 
     /// By so many of the opens, counted before, a kernel has the object.
@@ -91,6 +95,17 @@ impl OpenCounts {
     /// An open has ended.
     pub fn release(&mut self) {
         self.all = self.all.saturating_sub(1);
+        self.has_no_capability &= self.all > 0;
+    }
+
+    /// Whether it is known, while somebody has it open, to have no `security.capability`.
+    pub fn note_capability(&mut self, is_there: bool) {
+        self.has_no_capability = !is_there && self.all > 0;
+    }
+
+    /// True if that is known.
+    pub fn has_no_capability(&self) -> bool {
+        self.has_no_capability
     }
 
     /// It was by a kernel. True if that was the last of those, and one of them was for writing.

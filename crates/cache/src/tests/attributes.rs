@@ -409,3 +409,32 @@ fn a_directory_is_synced_also_below_one_that_is_closed_to_who_has_it_open() {
     cache.fs.fsyncdir(sub).unwrap();
     cache.crash();
 }
+
+/// A kernel asks before a write, whenever somebody has looked at the attributes: who writes to a file that is here would
+/// wait for a PFS that hangs.
+#[test]
+fn of_a_dirty_file_that_is_open_the_pfs_is_asked_for_its_capability_once() {
+    let rig = Rig::new(64 * MIB);
+    let (root, name) = (Caller::root(), b"security.capability");
+    // Version 2, effective, permitted: CAP_CHOWN.
+    let mut value = [0u8; 20];
+    value[..8].copy_from_slice(&[1, 0, 0, 2, 1, 0, 0, 0]);
+    let cache = rig.open();
+    let (entry, opened) = cache.fs.create(&root, Ino::ROOT, b"f", MODE, false).unwrap();
+    let ino = entry.attr.ino;
+    cache.fs.write(ino, 0, b"something", WriteMode::default()).unwrap();
+    assert_eq!(cache.fs.getxattr(ino, name), Err(Errno::ENODATA));
+    // Behind the back of the cache, so that it shows who is asked.
+    rfs::setxattr(rig.pfs("f"), "security.capability", &value, XattrFlags::empty()).unwrap();
+    assert_eq!(cache.fs.getxattr(ino, name), Err(Errno::ENODATA), "it was asked again");
+    rfs::removexattr(rig.pfs("f"), "security.capability").unwrap();
+    // A change in the mount is seen at once, both ways.
+    cache.fs.setxattr(&root, ino, name, &value, 0, false).unwrap();
+    assert_eq!(cache.fs.getxattr(ino, name), Ok(value.to_vec()));
+    cache.fs.removexattr(&root, ino, name).unwrap();
+    assert_eq!(cache.fs.getxattr(ino, name), Err(Errno::ENODATA));
+    cache.fs.release(ino, opened.local.is_some());
+    rfs::setxattr(rig.pfs("f"), "security.capability", &value, XattrFlags::empty()).unwrap();
+    assert_eq!(cache.fs.getxattr(ino, name), Ok(value.to_vec()), "nobody has it open");
+    cache.crash();
+}
