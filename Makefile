@@ -29,7 +29,7 @@ TEST_ARGS ?=
 # How long the random test of the cache runs in `make test`, `make test-full`, and `make model`.
 TEST_MODEL_SECONDS := 15
 FULL_MODEL_SECONDS := 60
-# Seeds of the simulation of operations over servers in bad weather in `make test-full`; in `make test` it has 120.
+# Seeds of the simulation of operations over servers in bad weather in `make test-full`; in `make test` it has 200.
 FULL_WEATHER_SEEDS := 10000
 MODEL_SECONDS ?= 3600
 BENCH_ARGS ?=

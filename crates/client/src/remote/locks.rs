@@ -236,10 +236,22 @@ impl RemoteLocks {
     }
 
     /// A request waits, unless its grant was heard first: that is noted when it is no longer here.
-    fn note_waiting(&self, spec: &LockSpec, ticket: Ticket) {
-        let waiting = self.waiting.lock();
-        if waiting.contains_key(&ticket) {
-            self.note_refused(spec, Errno::EAGAIN);
+    ///
+    /// It may also have ended in a session that is over: it was asked for again there, and granted, while the call itself had no
+    /// answer yet and was made once more in the next session. What waits there is nobody's, and so would its grant be: it
+    /// is given up. `begun_in`: the session in which the call began, if that is known.
+    fn note_waiting(&self, spec: &LockSpec, ticket: Ticket, begun_in: Option<u64>) {
+        {
+            let waiting = self.waiting.lock();
+            if waiting.contains_key(&ticket) {
+                self.note_refused(spec, Errno::EAGAIN);
+                return;
+            }
+        }
+        if begun_in.is_none() || begun_in != self.peer.generation_now() {
+            let owner = Owner::of(spec);
+            self.enter(owner);
+            self.tell(owner, Told::GivenUp(*spec, Some(ticket)));
         }
     }
 
@@ -273,7 +285,8 @@ impl RemoteLocks {
             }
             match self.ask(LockCall::Set { spec, wait: Some(ticket) }) {
                 Ok(LockState::Free) => drop(self.ended(ticket, Ok(()))),
-                Ok(_) => self.note_waiting(&spec, ticket),
+                // Gone meanwhile: its program may have given it up before the server heard of it here.
+                Ok(_) => self.note_waiting(&spec, ticket, None),
                 Err(errno) => drop(self.ended(ticket, Err(errno))),
             }
         }
@@ -316,6 +329,7 @@ impl Locks for RemoteLocks {
             };
         };
         let ticket = Ticket(self.next_ticket.fetch_add(1, Ordering::Relaxed));
+        let begun_in = self.peer.generation_now();
         // The grant may be heard before the answer to the request.
         self.waiting.lock().insert(ticket, (*spec, waiter));
         let call = LockCall::Set { spec: *spec, wait: Some(ticket) };
@@ -325,7 +339,7 @@ impl Locks for RemoteLocks {
                 Err(errno)
             }
             Ok((LockState::Waits, None)) => {
-                self.note_waiting(spec, ticket);
+                self.note_waiting(spec, ticket, begun_in);
                 Ok(Some(ticket))
             }
             Ok((LockState::Free | LockState::Held(_), _)) => {

@@ -600,6 +600,11 @@ impl Peer {
         self.session.read().generation
     }
 
+    /// The same, without a wait: `None` while a new one is being made.
+    pub(super) fn generation_now(&self) -> Option<u64> {
+        self.session.try_read().map(|session| session.generation)
+    }
+
     /// How long a session lives unheard.
     pub(super) fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms.load(Ordering::Relaxed))

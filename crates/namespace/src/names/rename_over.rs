@@ -36,6 +36,15 @@ impl Looked<'_> {
         self.target.filter(|_| !self.exchange)
     }
 
+    /// ENOTEMPTY if what is replaced is the directory that the old name is in. Its shard would find it empty: it is asked without
+    /// what this operation takes out of it.
+    fn may_be_replaced(&self) -> Result<()> {
+        match self.replaced() {
+            Some(replaced) if replaced.ino == self.from.dir => Err(Errno::ENOTEMPTY),
+            _ => Ok(()),
+        }
+    }
+
     /// Inodes that get another name in the place of one, each with the directory of that.
     fn moved(&self) -> impl Iterator<Item = (EntryRecord, Ino)> {
         let exchanged = self.target.filter(|_| self.exchange).map(|t| (t, self.from.dir));
@@ -71,6 +80,7 @@ impl Names {
     ) -> Result<()> {
         let mut joint = self.joint(caller)?;
         let Some(looked) = self.look(&mut joint, from, to, flags)? else { return Ok(()) };
+        looked.may_be_replaced()?;
         let moves_dir = looked.moved().any(|(entry, _)| entry.kind == FileKind::Dir);
         if moves_dir && looked.other_parent() {
             joint.lock_renames()?;

@@ -374,14 +374,35 @@ impl Run<'_> {
         // The grant may be heard before the answer to the request.
         mount.waiting.insert(ticket, spec);
         match self.call(at, LockCall::Set { spec, wait: Some(Ticket(ticket)) }) {
-            Answer::Lock(LockState::Waits) => {
-                let mount = &mut self.mounts[at];
-                if spec.owner < FLOCKS && mount.waiting.contains_key(&ticket) {
-                    take(&mut mount.held, &spec);
+            Answer::Lock(LockState::Waits) if self.mounts[at].waiting.contains_key(&ticket) => {
+                if spec.owner < FLOCKS {
+                    take(&mut self.mounts[at].held, &spec);
                 }
             }
-            Answer::Lock(_) => self.ended(at, ticket, true),
+            // It ended in a session that is over, and waits in the next one, where nobody waits for it.
+            Answer::Lock(LockState::Waits) => self.give_up_what_ended(at, ticket, spec),
+            Answer::Lock(_) => {
+                self.mounts[at].waiting.remove(&ticket);
+                put(&mut self.mounts[at].held, &spec);
+            }
             _ => self.ended(at, ticket, false),
+        }
+    }
+
+    /// What the mount still holds of it is locked again, and the rest unlocked.
+    fn give_up_what_ended(&mut self, at: usize, ticket: u64, spec: LockSpec) {
+        self.call(at, LockCall::Cancel(Ticket(ticket)));
+        for byte in bytes(&spec) {
+            let exclusive = self.mounts[at].held.get(&(spec.owner, byte)).copied();
+            let of_byte = self.rig.spec(spec.owner, (byte, byte), exclusive.unwrap_or_default());
+            if exclusive.is_none() {
+                self.call(at, LockCall::Unset(of_byte));
+                continue;
+            }
+            let set = self.call(at, LockCall::Set { spec: of_byte, wait: None });
+            if set != Answer::Lock(LockState::Free) && spec.owner < FLOCKS {
+                take(&mut self.mounts[at].held, &of_byte);
+            }
         }
     }
 

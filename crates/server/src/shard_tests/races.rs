@@ -74,3 +74,23 @@ fn two_directories_are_never_moved_into_each_other() {
     assert_eq!(world.entries(Ino::ROOT).len(), 2);
     world.close();
 }
+
+/// A kernel that knows the directories refuses this by itself; the preload library asks, and so does a kernel that has not heard of a move.
+#[test]
+fn a_directory_is_never_moved_over_the_one_that_it_lies_in() {
+    let world = World::new();
+    for (outer_at, inner_at) in [(1, 1), (1, 2), (2, 1), (0, 1), (1, 0), (0, 0)] {
+        let (outer, outer_name) = world.dir_on(Ino::ROOT, outer_at, "outer");
+        let (_, inner_name) = world.dir_on(outer, inner_at, "inner");
+        let (from, to) = ((outer, inner_name.as_str()), (Ino::ROOT, outer_name.as_str()));
+        let case = format!("a directory of shard {inner_at} in one of shard {outer_at}");
+        assert_eq!(world.rename(from, to, 0), Err(Errno::ENOTEMPTY), "{case}");
+        let exchange = forebay_proto::api::rename_flags::EXCHANGE;
+        assert_eq!(world.rename(from, to, exchange), Err(Errno::EINVAL), "{case}, exchanged");
+        assert_eq!(world.entries(outer).len(), 1, "{case}");
+        world.rmdir(outer, &inner_name).unwrap();
+        world.rmdir(Ino::ROOT, &outer_name).unwrap();
+    }
+    world.check();
+    world.close();
+}
