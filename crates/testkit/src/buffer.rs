@@ -10,7 +10,7 @@ use crate::sys;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long one test may hold a buffer.
@@ -68,8 +68,20 @@ pub fn is_raw() -> bool {
     std::env::var_os("FOREBAY_TEST_RAW").is_some()
 }
 
+static OF_TESTS: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on [`binary`] is the one that was built with the tests, whichever is under test: its decisions can be changed.
+pub fn use_build_of_tests() {
+    if let Some(path) = std::env::var_os("FOREBAY_BIN_OF_TESTS") {
+        let _same = OF_TESTS.set(path.into());
+    }
+}
+
 /// The executable under test.
 pub fn binary() -> PathBuf {
+    if let Some(path) = OF_TESTS.get() {
+        return path.clone();
+    }
     if let Some(path) = std::env::var_os("FOREBAY_BIN") {
         return path.into();
     }

@@ -5,6 +5,7 @@
 //! The tests themselves are in `tests/tests/system/`. They need root, `/dev/fuse` and loop devices, and
 //! fail where these are missing: a skipped test proves nothing. Environment:
 //! * `FOREBAY_BIN`: the executable under test; without it `forebay` beside the tests' own.
+//! * `FOREBAY_BIN_OF_TESTS`: the one that was built with the tests, where the runner has built it.
 //! * `FOREBAY_TEST_RAW=1`: a fresh tmpfs instead of a buffer, to check the tests themselves.
 //! * `FOREBAY_LONG=1`: longer random runs. `FOREBAY_SEED`, `FOREBAY_STEPS`: replay one.
 //! * `FOREBAY_TEST_KINDS=tmpfs,xfs,served`: only these kinds of store.

@@ -321,7 +321,13 @@ impl Served {
         if !self.is_cache() {
             return sys::statfs(self.path(mount, "")).unwrap().free;
         }
-        self.options.capacity - self.status()["used_bytes"].as_u64().unwrap()
+        let mut used_bytes = None;
+        // A server that has just been started may not have told it yet.
+        crate::until("what the buffer has used", COMMAND_LIMIT, || {
+            used_bytes = self.status()["used_bytes"].as_u64();
+            used_bytes.is_some()
+        });
+        self.options.capacity - used_bytes.unwrap()
     }
 
     /// A command at server `at`, by its Unix socket; whether it succeeded, and what it said.

@@ -121,13 +121,18 @@ pub fn build(workspace: &Path, is_units_only: bool) -> Result<Built> {
     let target = target.context("cargo built no tests")?;
     // Snapshot tests would each ask cargo for it.
     variables.push(("INSTA_WORKSPACE_ROOT".to_string(), workspace.to_path_buf()));
-    if let Some(executable) = under_test
-        && std::env::var_os("FOREBAY_BIN").is_none()
-    {
-        if let Some(library) = library {
-            put_beside(&library, &executable)?;
+    let given = std::env::var_os("FOREBAY_BIN").map(PathBuf::from);
+    if let Some(executable) = &under_test {
+        // Of a release some decisions cannot be changed for a test.
+        variables.push(("FOREBAY_BIN_OF_TESTS".to_string(), executable.clone()));
+        if given.is_none() {
+            if let Some(library) = library {
+                put_beside(&library, executable)?;
+            }
+            build_preloaded(workspace)?;
         }
-        build_preloaded(workspace)?;
+    }
+    if let Some(executable) = given.or(under_test) {
         reachable = Reachable::of(&executable)?;
         variables.push(("FOREBAY_BIN".to_string(), reachable.executable.clone()));
     }

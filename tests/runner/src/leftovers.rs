@@ -71,6 +71,15 @@ fn tell<'a>(what: &str, lines: impl Iterator<Item = &'a String>) {
     }
 }
 
+/// The processes of a test that runs: those that carry its mark, and of those that cannot be looked at its group.
+pub fn processes_of(mark: &str, pid: u32) -> Vec<i32> {
+    let wanted = format!("{MARK}={mark}");
+    let is_of_it = |process: &Process| {
+        process.has_variable(&wanted).unwrap_or_else(|| process.is_of_group(pid))
+    };
+    processes().into_iter().filter(is_of_it).map(|process| process.pid).collect()
+}
+
 /// Ends what a test left that could not clean up: `mark` is what its processes carry in [`MARK`], `pid` was its own,
 /// which names its directories (`forebay-tests-PID-N`).
 pub fn end(mark: &str, pid: u32) {

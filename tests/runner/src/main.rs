@@ -15,6 +15,7 @@
 //! * [`leftovers`]: what tests leave on the machine.
 //! * [`promises`]: the tests that docs/PROMISES.md and docs/TRAPS.md name, and whether a run has them.
 //! * [`run`]: processes, limits, output, times.
+//! * [`stacks`]: where the processes of a test hang that is killed by its limit.
 //! * [`stalls`]: when the machine stood still.
 
 mod build;
@@ -22,6 +23,7 @@ mod junit;
 mod leftovers;
 mod promises;
 mod run;
+mod stacks;
 mod stalls;
 mod tiers;
 

@@ -12,6 +12,7 @@
 use crate::build::Test;
 use crate::junit;
 use crate::leftovers::{self, Seen};
+use crate::stacks;
 use crate::stalls::Stalls;
 use crate::tiers::Tiers;
 use anyhow::{Context, Result};
@@ -332,6 +333,8 @@ fn look(running: &mut Running) -> Result<Option<Gone>> {
     }
     if running.since.elapsed() > running.waiting.limit && !running.is_late {
         running.is_late = true;
+        let hanging = leftovers::processes_of(&running.mark, pid as u32);
+        println!("{} hangs:\n{}", running.waiting.test.name, stacks::of(&hanging));
         // SAFETY: plain numbers: the group of our own child, which was not waited for.
         unsafe { libc::kill(-pid, libc::SIGKILL) };
     }

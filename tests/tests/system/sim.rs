@@ -3,7 +3,7 @@
 //! server does, and what the simulator says it does, alike.
 #![allow(clippy::unwrap_used)]
 
-use forebay_tests::buffer::binary;
+use forebay_tests::buffer::{binary, use_build_of_tests};
 use forebay_tests::procs::{run, try_run_for};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -180,6 +180,8 @@ fn simulated(
 /// A changed order of the drain: server and simulator begin at the other end.
 #[test]
 fn a_changed_order_of_drains_changes_server_and_simulator_alike() {
+    // A release refuses such changes.
+    use_build_of_tests();
     let place = tempfile::tempdir().unwrap();
     // A deadline that all have passed when they are looked at: the order alone is left to decide.
     let (count, bytes) = (24, 1 << 20);
@@ -211,6 +213,8 @@ fn a_changed_order_of_drains_changes_server_and_simulator_alike() {
 /// A changed watermark: what is below it as it is, and above it as it is changed, drains on both sides or on neither.
 #[test]
 fn a_changed_watermark_changes_server_and_simulator_alike() {
+    // A release refuses such changes.
+    use_build_of_tests();
     let place = tempfile::tempdir().unwrap();
     // 40 MiB are a third of 120: below 50 %, and above the half of that, from which they drain down to an eighth.
     let (policy, capacity, bytes) = ("end,watermark=50:25", 120_u64 << 20, 4_u64 << 20);

@@ -1,6 +1,7 @@
 //! Who keeps a mount busy: mounts below it, and processes with a file open or mapped, a current or
 //! root directory, or their program below the mount point, as /proc shows them. A process that begins a program behind a
-//! mount that does not answer cannot be looked at: it is named, and nobody waits for it.
+//! mount that does not answer cannot be looked at: it is named, and nobody waits for it. This process's own helper, which
+//! has files open for a moment, is nobody who uses the mount.
 
 use forebay_net::look::Looks;
 use std::ffi::OsStr;
@@ -8,6 +9,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+/// The name of the process that looks up files by their handles for this one (`forebay_fuse::handles`).
+const HELPER: &str = "forebay-handles";
 /// Most processes named in a message.
 const MAX_NAMED: usize = 20;
 
@@ -28,7 +31,7 @@ pub fn seen(mount_point: &Path, store: &Path) -> Option<String> {
     }
     let mut looks = Looks::default();
     let mut users = Vec::new();
-    for pid in processes() {
+    for pid in processes().filter(|pid| !is_own_helper(*pid)) {
         if let Some(Some(how)) = looks.at(pid, looks_for(pid, mount_point, store)) {
             users.push(format!("{pid} ({}: {how})", program(pid)));
         }
@@ -71,6 +74,21 @@ fn users_in_words(mut users: Vec<String>, unseen: &[u32]) -> Option<String> {
         ));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// True for the helper of this process. To read this waits for nobody.
+fn is_own_helper(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    is_helper_of(&stat, std::process::id())
+}
+
+/// `pid (name) state parent ...`, see proc_pid_stat(5). The name may have any character.
+fn is_helper_of(stat: &str, parent: u32) -> bool {
+    let named = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')'));
+    named.is_some_and(|(name, rest)| {
+        let its_parent = rest.split_whitespace().nth(1).and_then(|pid| pid.parse::<u32>().ok());
+        name == HELPER && its_parent == Some(parent)
+    })
 }
 
 /// The name of its program. To read it waits for nobody.
@@ -145,6 +163,15 @@ mod tests {
         assert!(text.contains(&std::process::id().to_string()), "{text}");
         assert!(text.contains("open file"), "{text}");
         assert!(describe(&base.join("elsewhere"), Path::new("/no/store")).contains("may not see"));
+    }
+
+    #[test]
+    fn the_helper_of_this_process_is_no_user_and_those_of_others_are() {
+        assert!(is_helper_of("70 (forebay-handles) S 7 70 70 0 -1", 7));
+        assert!(!is_helper_of("70 (forebay-handles) S 17 70 70 0 -1", 7));
+        assert!(!is_helper_of("70 (sh) S 7 70 70 0 -1", 7));
+        assert!(!is_helper_of("70 (x) forebay-handles) S 7 70", 7));
+        assert!(!is_helper_of("", 7), "it has ended");
     }
 
     #[test]

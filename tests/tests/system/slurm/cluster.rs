@@ -311,8 +311,8 @@ impl Cluster {
     }
 
     /// Waits until all of a cancelled job is over, as [`Cluster::until_over`]. Slurm's Lua plugin may kill the teardown that
-    /// it calls for it, and calls none after it: the job is over, and Slurm counts its buffer still. Reconciling ends what is
-    /// left of it, and a start of the controller what Slurm has on record.
+    /// it calls for it, and calls none after it: the job is over, and Slurm counts its buffer still. Reconciling ends what has
+    /// no results, and a start of the controller the rest, and what Slurm has on record.
     pub fn until_cancelled(&self, job: u32) {
         let token = job.to_string();
         let is_over = || {
@@ -323,19 +323,23 @@ impl Cluster {
             let state = self.field(job, "JobState");
             state == "CANCELLED" && (is_over() || self.teardown_was_killed(job))
         });
-        if !is_over() {
-            self.until("nothing of it is left", || {
-                if self.session_is_there(&token) {
-                    self.age(&token);
-                    self.forebay("reconcile");
-                }
-                !self.session_is_there(&token)
-            });
+        if self.session_is_there(&token) && !is_over() {
+            self.age(&token);
+            self.forebay("reconcile");
         }
+        // A job that got as far as its mounts may have results, and is left to Slurm: that calls its teardown again when it starts.
         if !is_over() {
             self.restart_controller();
         }
         assert_eq!(self.until_over(job), "CANCELLED", "{}", self.logs());
+    }
+
+    /// The same by either plugin.
+    pub fn until_cancelled_by(&self, plugin: Plugin, job: u32) {
+        match plugin {
+            Plugin::Datawarp => assert_eq!(self.until_over(job), "CANCELLED", "{}", self.logs()),
+            Plugin::Lua => self.until_cancelled(job),
+        }
     }
 
     /// What a job printed.

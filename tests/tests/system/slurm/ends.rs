@@ -40,14 +40,6 @@ fn held(cluster: &Cluster, when: &str, step: &str, name: &str) -> u32 {
     job
 }
 
-/// Waits until all of a job is over that was cancelled before it ran.
-fn until_cancelled(cluster: &Cluster, plugin: Plugin, job: u32) {
-    match plugin {
-        Plugin::Datawarp => assert_eq!(cluster.until_over(job), "CANCELLED", "{}", cluster.logs()),
-        Plugin::Lua => cluster.until_cancelled(job),
-    }
-}
-
 /// Cancelled before it starts: all that was made is given back at once.
 fn before_it_starts(cluster: &Cluster, plugin: Plugin) {
     // Nothing was begun.
@@ -78,7 +70,7 @@ fn before_it_starts(cluster: &Cluster, plugin: Plugin) {
         assert_eq!(cluster.field(job, "BurstBufferState"), state);
         cluster.must(&format!("scancel {job}"));
         cluster.let_go(step);
-        until_cancelled(cluster, plugin, job);
+        cluster.until_cancelled_by(plugin, job);
         assert!(!cluster.pfs("started.runs").exists(), "{when} {step}");
         cluster.until("its buffer is gone", || cluster.reserved() == 0);
     }
@@ -88,7 +80,7 @@ fn before_it_starts(cluster: &Cluster, plugin: Plugin) {
     cluster.until_buffer(job, "staging-in");
     cluster.must(&format!("scancel {job}"));
     cluster.signal("CONT", "forebay serve");
-    until_cancelled(cluster, plugin, job);
+    cluster.until_cancelled_by(plugin, job);
 }
 
 /// Cancelled while it runs or later: its results are staged out, but where it is said to hurry.
@@ -175,7 +167,7 @@ fn when_its_stage_in_ends(cluster: &Cluster, plugin: Plugin) {
     cluster.must(&format!("rm {}; scancel {all}", at.display()));
     cluster.let_go("real_size");
     for job in jobs {
-        until_cancelled(cluster, plugin, job);
+        cluster.until_cancelled_by(plugin, job);
     }
     assert_eq!(cluster.reserved(), 0, "{}", cluster.logs());
 }

@@ -171,7 +171,7 @@ impl Failure<'_> {
         cluster.until("the job is held", || cluster.field(job, "Priority") == "0");
         cluster.fail("paths", None);
         cluster.must(&format!("scancel {job}"));
-        assert_eq!(cluster.until_over(job), "CANCELLED", "{}", cluster.logs());
+        cluster.until_cancelled_by(self.plugin, job);
         cluster.until("its buffer is gone", || cluster.reserved() == 0);
     }
 
@@ -307,10 +307,7 @@ fn without_the_flag_that_is_recommended_a_failed_job_waits_with_all_it_has() {
         assert!(shown.contains("line 3"), "{plugin:?}: {shown}");
         assert!(cluster.session_is_there(&job.to_string()) && cluster.reserved() > 0);
         cluster.must(&format!("scancel {job}"));
-        match plugin {
-            Plugin::Datawarp => assert_eq!(cluster.until_over(job), "CANCELLED"),
-            Plugin::Lua => cluster.until_cancelled(job),
-        }
+        cluster.until_cancelled_by(plugin, job);
         let out = "#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=@PFS@/gone/a";
         let script = cluster.script(&[BUFFER, out], "echo a > ${DW_JOB_STRIPED}a");
         let job = cluster.submit(&script, "").unwrap();
