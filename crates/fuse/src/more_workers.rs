@@ -123,10 +123,11 @@ impl MoreWorkers {
         self.begun.elapsed().saturating_sub(taken)
     }
 
-    /// Starts what is to be started. False if the mount ends.
+    /// Starts what is to be started, where requests were seen to wait `seen_for`. False if the mount ends.
     fn start(
         &self,
         queued: usize,
+        seen_for: Duration,
         spawn: impl Fn(usize) -> std::io::Result<JoinHandle<()>>,
     ) -> bool {
         let mut started = self.started.lock();
@@ -135,7 +136,8 @@ impl MoreWorkers {
         }
         started.threads.retain(|thread| !thread.is_finished());
         let there_are = self.first + started.running;
-        for number in 0..to_start(queued, self.untaken_for(), there_are, self.at_most) {
+        for number in 0..to_start(queued, self.untaken_for().min(seen_for), there_are, self.at_most)
+        {
             match spawn(there_are + number) {
                 Ok(thread) => {
                     started.threads.push(thread);
@@ -160,8 +162,9 @@ pub(crate) fn run(cx: &Arc<Connection>) {
         thread.spawn(move || workers::run_for_a_while(&cx))
     };
     while more.bell.1.recv().is_ok() {
+        let seen_at = Instant::now();
         loop {
-            if !more.start(workers.queued(), spawn) {
+            if !more.start(workers.queued(), seen_at.elapsed(), spawn) {
                 return;
             }
             std::thread::sleep(LOOK);
@@ -194,11 +197,15 @@ mod tests {
         more.took(0);
         std::thread::sleep(HELD_UP);
         let spawn = |_| std::thread::Builder::new().spawn(|| {});
-        assert!(more.start(3, spawn));
+        assert!(
+            more.start(3, HELD_UP / 2, spawn) && more.started.lock().running == 0,
+            "seen just now"
+        );
+        assert!(more.start(3, HELD_UP, spawn));
         assert!(!more.may_end(1), "it is needed now");
         assert!(more.may_end(0));
         assert_eq!(more.stop(), 2 + 2);
-        assert!(!more.start(3, spawn));
+        assert!(!more.start(3, HELD_UP, spawn));
         more.join();
     }
 }

@@ -122,7 +122,8 @@ pub struct MountOptions {
     pub by: MountBy,
     /// Threads that read requests, 1 to 16; `None`: half the CPUs.
     pub readers: Option<usize>,
-    /// Threads for requests that take long, 1 to 64; `None`: half the CPUs, at least 4.
+    /// Threads for requests that take long, 1 to 64; `None`: half the CPUs, at least 4. While all are held up there are more for a
+    /// time, 48 in all.
     pub workers: Option<usize>,
     /// Keep a reader on the CPU of a client that asks many times in a row.
     pub follow_client: bool,
@@ -208,7 +209,7 @@ impl MountOptions {
         self.readers.unwrap_or_else(half_the_cpus).clamp(1, MAX_READERS)
     }
 
-    /// Worker threads to start.
+    /// Worker threads to start with.
     pub(crate) fn worker_count(&self) -> usize {
         self.workers.unwrap_or_else(|| half_the_cpus().max(DEFAULT_WORKERS)).clamp(1, MAX_WORKERS)
     }

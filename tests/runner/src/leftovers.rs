@@ -203,7 +203,7 @@ fn group_in(status: &str) -> Option<u32> {
 }
 
 /// What is in a file of /proc, nothing if it cannot be read; `None` if that takes too long. Then the thread is left behind.
-fn read_within(path: &Path) -> Option<Vec<u8>> {
+pub fn read_within(path: &Path) -> Option<Vec<u8>> {
     let (tell, told) = std::sync::mpsc::channel();
     let path = path.to_path_buf();
     std::thread::spawn(move || {

@@ -550,7 +550,7 @@ fn copies_over_servers_that_are_killed_end_by_a_signal_that_a_program_takes() {
     copies_over_servers_end(Server::Killed);
 }
 
-/// More programs than a mount has connections for calls; each waits for several others.
+/// More programs than a mount has threads for such calls from the beginning; each waits for several others.
 const SLOW_FSYNCS: usize = 24;
 /// What the disk of the flash takes in a second.
 const SLOW_BYTES_PER_S: u64 = 256 << 10;

@@ -860,7 +860,8 @@ fn who_writes_back_waits_for_a_stopped_mount_and_sees_no_zeros() {
 /// Reads that wait for a stopped mount have not all connections of theirs: else it could not publish what others wait for.
 #[test]
 fn a_mount_publishes_what_it_is_asked_for_while_many_of_its_reads_wait() {
-    const READS: usize = 24;
+    // More than it has connections for calls at a server.
+    const READS: usize = forebay_proto::net::session::MAX_SLOTS as usize + 8;
     let served = with(Options::over(2, Store::Tmpfs), &[Via::Local, Via::Tcp, Via::Tcp]);
     let open = |at: usize, name: &str| sys::open(served.path(at, name), RDWR, 0).unwrap();
     let make = |name: &str| {

@@ -368,11 +368,20 @@ impl Run<'_> {
     }
 
     fn wait_for(&mut self, at: usize, spec: LockSpec) {
+        let ticket = self.begin_to_wait(at, spec);
+        self.ask_to_wait(at, ticket, spec);
+    }
+
+    /// The grant may be heard before the answer to the request.
+    fn begin_to_wait(&mut self, at: usize, spec: LockSpec) -> u64 {
         let mount = &mut self.mounts[at];
         let ticket = mount.next_ticket;
         mount.next_ticket += 1;
-        // The grant may be heard before the answer to the request.
         mount.waiting.insert(ticket, spec);
+        ticket
+    }
+
+    fn ask_to_wait(&mut self, at: usize, ticket: u64, spec: LockSpec) {
         match self.call(at, LockCall::Set { spec, wait: Some(Ticket(ticket)) }) {
             Answer::Lock(LockState::Waits) if self.mounts[at].waiting.contains_key(&ticket) => {
                 if spec.owner < FLOCKS {
@@ -527,6 +536,49 @@ fn a_lock_that_is_set_while_its_session_ends_goes_with_it() {
     HOOK.set(None);
     assert_eq!(answer, Answer::SessionOver, "it is asked again in the next session");
     assert_eq!(rig.sessions.locks.table().counts().held, 0, "nobody would ever unlock it");
+    rig.sessions.close();
+}
+
+/// How a request comes to wait for nobody. Mount 1 has the lock.
+/// 1. Mount 0 asks for it, to wait. The message is lost, and the session ends.
+/// 2. In the next session, what waits is asked for again. Mount 1 has unlocked meanwhile: it is granted, and the request has ended.
+/// 3. That session ends, too, before the call of 1. is made again. Mount 1 gets the lock: mount 0 has lost it.
+/// 4. The call is made again in the third session, and waits there. Nobody waits for it: its grant would be a lock that no
+///    mount knows, until the session ends.
+#[test]
+fn a_request_that_ended_in_a_session_that_is_over_does_not_wait_in_the_next_one() {
+    let mut rig = Locking::new();
+    let spec = rig.spec(FLOCKS, (0, 0), true);
+    let mut run = Run::begin(&mut rig, 1);
+    run.is_fair = true;
+    let lock = |run: &mut Run<'_>| {
+        let set = run.call(1, LockCall::Set { spec, wait: None });
+        assert_eq!(set, Answer::Lock(LockState::Free));
+        put(&mut run.mounts[1].held, &spec);
+    };
+    let unlock = |run: &mut Run<'_>| {
+        take(&mut run.mounts[1].held, &spec);
+        run.call(1, LockCall::Unset(spec));
+    };
+    let end_session = |run: &Run<'_>| {
+        let session = Arc::clone(&run.mounts[0].session);
+        run.rig.sessions.teardown.end(&session, "a test ends it");
+    };
+    lock(&mut run);
+    let ticket = run.begin_to_wait(0, spec);
+    end_session(&run);
+    unlock(&mut run);
+    run.attach(0);
+    run.ask_again(0);
+    assert!(run.mounts[0].waiting.is_empty() && run.mounts[0].holds_some(&spec), "granted");
+    end_session(&run);
+    lock(&mut run);
+    run.ask_to_wait(0, ticket, spec);
+    assert!(!run.mounts[0].holds_some(&spec), "it was lost");
+    assert_eq!(run.rig.sessions.locks.table().counts().waiting, 0, "nobody waits for it");
+    unlock(&mut run);
+    assert_eq!(run.rig.sessions.locks.table().counts().held, 0, "nobody would ever unlock it");
+    run.end();
     rig.sessions.close();
 }
 
