@@ -186,6 +186,8 @@ impl CachedFiles {
         if !dirty {
             return self.take_base(file, stat);
         }
+        // Somebody else changed it, its attributes at least.
+        file.state.lock().opens.forget_capability();
         if base.holds_data(stat) {
             let mut state = file.state.lock();
             return state.save(&self.flash, file, |record| {

@@ -361,10 +361,15 @@ impl Attributes {
         }
         let fd = self.inodes.open_node_any(ino)?;
         let path = proc_path(fd.as_fd(), b"");
-        let Some(file) = file else { return read_capability(&path) };
+        // A PFS without such xattrs has none: that is remembered as well.
+        let read = || match read_capability(&path) {
+            Err(Errno::EOPNOTSUPP) => Err(Errno::ENODATA),
+            other => other,
+        };
+        let Some(file) = file else { return read() };
         // No change of it by this cache falls into the look. Who is at one may wait for a kernel that asks here.
         let meta = file.meta.try_lock();
-        let value = read_capability(&path);
+        let value = read();
         if meta.is_some() {
             file.state.lock().opens.note_capability(value != Err(Errno::ENODATA));
         }
@@ -405,15 +410,16 @@ impl Attributes {
         }
         let file = known.file.as_ref();
         self.own_changes.own_change_of_inode(file, ino, &who, |inode| {
+            if let Some(file) = file.filter(|_| name == CAPABILITY.as_bytes()) {
+                // Also if it fails: it may be done on the PFS. Nobody notes what a look finds meanwhile, with `meta` locked.
+                file.state.lock().opens.forget_capability();
+            }
             let set = {
                 let _act = who.act()?;
                 let path = proc_path(inode, b"");
                 rfs::setxattr(&path[..], name, value, XattrFlags::from_bits_retain(flags))
             };
             set.map_err(errno)?;
-            if let Some(file) = file.filter(|_| name == CAPABILITY.as_bytes()) {
-                file.state.lock().opens.note_capability(true);
-            }
             self.acl_changed(file, name, inode)
         })
     }

@@ -413,6 +413,10 @@ impl FileState {
 
     fn write_down(&mut self, flash: &Flash, file: &CacheFile, record: &Record) -> Result<()> {
         self.whole_on_flash &= record.is_dirty();
+        if !record.is_dirty() {
+            // What somebody sets on the PFS until it is written again is to be met then.
+            self.opens.forget_capability();
+        }
         if self.is_gone() {
             return Ok(());
         }

@@ -18,7 +18,7 @@ pub(crate) struct OpenCounts {
     has_kernel_writer: bool,
     /// A kernel may have it that is not counted: its mount is not heard any more, or was there before a restart.
     maybe_in_kernel: bool,
-    /// The PFS said, while somebody had it open, that it has no `security.capability`.
+    /// The PFS said, while somebody had it open, that it has no `security.capability`. Forgotten when it is clean.
     has_no_capability: bool,
 }
 
@@ -101,6 +101,11 @@ impl OpenCounts {
     /// Whether it is known, while somebody has it open, to have no `security.capability`.
     pub fn note_capability(&mut self, is_there: bool) {
         self.has_no_capability = !is_there && self.all > 0;
+    }
+
+    /// The PFS may have another one from now on.
+    pub fn forget_capability(&mut self) {
+        self.has_no_capability = false;
     }
 
     /// True if that is known.

@@ -438,3 +438,25 @@ fn of_a_dirty_file_that_is_open_the_pfs_is_asked_for_its_capability_once() {
     assert_eq!(cache.fs.getxattr(ino, name), Ok(value.to_vec()), "nobody has it open");
     cache.crash();
 }
+
+/// A drain by exchange puts the xattrs of the old inode on the new one: a capability that was set on the PFS while the file
+/// was clean is for the kernel to take off at the next write.
+#[test]
+fn a_capability_that_is_set_on_the_pfs_while_an_open_file_is_clean_is_seen_when_it_is_written() {
+    let rig = Rig::new(64 * MIB);
+    let (root, name) = (Caller::root(), b"security.capability");
+    let mut value = [0u8; 20];
+    value[..8].copy_from_slice(&[1, 0, 0, 2, 1, 0, 0, 0]);
+    let cache = rig.open();
+    let (entry, opened) = cache.fs.create(&root, Ino::ROOT, b"f", MODE, false).unwrap();
+    let ino = entry.attr.ino;
+    cache.fs.write(ino, 0, b"something", WriteMode::default()).unwrap();
+    assert_eq!(cache.fs.getxattr(ino, name), Err(Errno::ENODATA));
+    assert!(cache.flush("/").is_durable());
+    assert!(!cache.fs.parts.nodes.get(ino).unwrap().file.unwrap().is_dirty());
+    rfs::setxattr(rig.pfs("f"), "security.capability", &value, XattrFlags::empty()).unwrap();
+    cache.fs.write(ino, 0, b"elsewhere", WriteMode::default()).unwrap();
+    assert_eq!(cache.fs.getxattr(ino, name), Ok(value.to_vec()));
+    cache.fs.release(ino, opened.local.is_some());
+    cache.crash();
+}

@@ -76,19 +76,17 @@ fn users_in_words(mut users: Vec<String>, unseen: &[u32]) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// True for the helper of this process. To read this waits for nobody.
+/// True for the helper of this process. To read `status` waits for nobody; `stat` would (`forebay_net::look`).
 fn is_own_helper(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    is_helper_of(&stat, std::process::id())
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    is_helper_of(&status, std::process::id())
 }
 
-/// `pid (name) state parent ...`, see proc_pid_stat(5). The name may have any character.
-fn is_helper_of(stat: &str, parent: u32) -> bool {
-    let named = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')'));
-    named.is_some_and(|(name, rest)| {
-        let its_parent = rest.split_whitespace().nth(1).and_then(|pid| pid.parse::<u32>().ok());
-        name == HELPER && its_parent == Some(parent)
-    })
+/// By name and parent, see proc_pid_status(5). A line break in a name is written as `\n` there.
+fn is_helper_of(status: &str, parent: u32) -> bool {
+    let value = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let its_parent = value("PPid:").and_then(|pid| pid.parse::<u32>().ok());
+    value("Name:") == Some(HELPER) && its_parent == Some(parent)
 }
 
 /// The name of its program. To read it waits for nobody.
@@ -167,11 +165,23 @@ mod tests {
 
     #[test]
     fn the_helper_of_this_process_is_no_user_and_those_of_others_are() {
-        assert!(is_helper_of("70 (forebay-handles) S 7 70 70 0 -1", 7));
-        assert!(!is_helper_of("70 (forebay-handles) S 17 70 70 0 -1", 7));
-        assert!(!is_helper_of("70 (sh) S 7 70 70 0 -1", 7));
-        assert!(!is_helper_of("70 (x) forebay-handles) S 7 70", 7));
+        let helper =
+            "Name:\tforebay-handles\nUmask:\t0022\nState:\tS (sleeping)\nPid:\t70\nPPid:\t7\n";
+        assert!(is_helper_of(helper, 7));
+        assert!(!is_helper_of(helper, 70), "it is no child of itself");
+        assert!(!is_helper_of(&helper.replace("PPid:\t7", "PPid:\t17"), 7));
+        assert!(!is_helper_of(&helper.replace("forebay-handles", "sh"), 7));
+        assert!(!is_helper_of(
+            &helper.replace("forebay-handles", "x\\nName:\\tforebay-handles"),
+            7
+        ));
         assert!(!is_helper_of("", 7), "it has ended");
+        // As this kernel writes it.
+        let own = fs::read_to_string("/proc/self/status").unwrap();
+        let name = program(std::process::id());
+        let parent = std::os::unix::process::parent_id();
+        let as_helper = own.replacen(&format!("Name:\t{name}\n"), "Name:\tforebay-handles\n", 1);
+        assert!(is_helper_of(&as_helper, parent), "{own}");
     }
 
     #[test]
